@@ -1,6 +1,6 @@
 # The tasks of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: demo docs test test-long check check-deep fix bench packages install install-program install-library install-blob-library install-java install-preload install-ompi fuzz clean help build
+.PHONY: demo docs test test-long check check-deep fix bench packages install install-program install-library install-blob-library install-java install-preload install-ompi fuzz simulate clean help build
 
 SHELL := /bin/bash
 PREFIX ?= /usr/local
@@ -19,7 +19,7 @@ build_java = frontends/java/build "$(dir $(libquellblob))" "$(DESTDIR)$(PREFIX)/
 # Duration of `make fuzz` for each decoder, in seconds.
 FUZZ_SECONDS ?= 60
 
-demo: ## run a real Python program directly, covered and with a boot image, and print the requests that reached the file system (PFS=moosefs: on a real MooseFS, as root)
+demo: ## run a real Python program directly, covered and with a boot image, and print the requests that reached the file system, and the times with a delay of each request (PFS=moosefs: on a real MooseFS, as root)
 	@PFS="$(PFS)" scripts/demo
 
 test: ## run all tests; as root also those that need root
@@ -114,6 +114,9 @@ install-ompi: ## compile and install the MPI-IO components for the Open MPI of M
 	@version=$$("$(MPICC)" --showme:version 2>/dev/null | sed -n 's/.*Open MPI \([0-9][^ ]*\).*/\1/p'); \
 	test "$$version" || { echo "install-ompi: $(MPICC) is not the compiler of an Open MPI; name it with MPICC=..." >&2; exit 3; }; \
 	"$(PREFIX)/bin/quell" mpi build --compiler "$(MPICC)" --output "$(PREFIX)/lib/quell/openmpi-$$version"
+
+simulate: ## simulate the start of a program on up to 100,000 nodes; result in docs/benchmarks/scale.md
+	@scripts/simulate
 
 packages: ## build an archive, a .deb, an .rpm, a wheel and static programs in target/packages, and try each in a new Debian (root); PROFILE=dist
 	@PROFILE=$(PROFILE) scripts/packages

@@ -60,6 +60,13 @@ def processor_s(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def machine_processor_s():
+    """Return the processor time that all processes of this machine have used so far, in seconds."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    user, nice, system, _idle, _iowait, irq, softirq, _steal = fields
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
 def alternate(commands, repeats):
     """Run several commands in turn, so that a disturbance affects all of them. Return the median
     wall time of each in seconds."""
@@ -101,6 +108,10 @@ class Testbed:
         """Drop the node's caches, as after a reboot."""
         self.command("drop", str(node))
 
+    def delay(self, node, microseconds):
+        """Let each request of a node take longer, and drop its caches (MooseFS)."""
+        self.command("delay", str(node), str(microseconds))
+
     def counters(self, node):
         """Return the mount's own counters by name (MooseFS)."""
         lines = self.path(node, ".stats").read_text().splitlines()
@@ -110,7 +121,8 @@ class Testbed:
     def measured(self, node, action):
         """Run `action`. Return (seconds, operations sent to the master, changed counters), without
         the cost of reading the counters."""
-        first, before = self.counters(node), self.counters(node)
+        # The first reading looks the file up, and each further one requests its attributes again.
+        _, first, before = (self.counters(node) for _ in range(3))
         started = time.monotonic()
         action()
         seconds = time.monotonic() - started

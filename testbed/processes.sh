@@ -11,6 +11,19 @@ fail() { # fail EXIT-CODE MESSAGE
   echo "$script: $*" >&2
   exit "$code"
 }
+# The files of the state directory name processes and namespaces, so another user must neither own
+# it nor be able to write to it.
+check_owner() { # check_owner DIRECTORY
+  local owner mode
+  [ -e "$1" ] || [ -L "$1" ] || return 0
+  if [ -L "$1" ] || [ ! -d "$1" ]; then fail 3 "$1 is not a directory"; fi
+  read -r owner mode < <(stat -c '%u %a' "$1")
+  if [ "$owner" != 0 ] && [ "$owner" != "$(id -u)" ]; then fail 3 "$1 belongs to another user"; fi
+  if ((8#$mode & 8#002)); then fail 3 "other users can write to $1"; fi
+}
+# By default, the state directory is in a directory below /tmp.
+if [ -z "${TESTBED:-}" ]; then check_owner "$(dirname "$directory")"; fi
+check_owner "$directory"
 need_root() { [ "$(id -u)" = 0 ] || fail 3 "'$1' needs root (network namespaces and mounts for every node)"; }
 need_number() { [[ ${2:-} =~ ^[1-9][0-9]?$ ]] || fail 2 "'$1' needs a node number from 1 to 99, not '${2:-}'"; }
 
@@ -71,6 +84,7 @@ lock() {
   local tries
   for ((tries = 0; tries < 20; tries++)); do
     mkdir -p "$directory"
+    check_owner "$directory"
     exec 9<"$directory"
     flock -w 300 9 || fail 1 "another command has been holding $directory for 300 s"
     # If a `down` removed the directory while this process waited, the new directory is locked.

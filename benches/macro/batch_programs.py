@@ -1,6 +1,6 @@
 """Measures unmodified programs that create many files, for bench.py: in a directory of the MooseFS,
 and in a batch whose store is on the same MooseFS, under the preload library and through FUSE. The
-time in a batch is that of `quell run`, so it includes the begin and the commit of the batch.
+time in a batch is the time of `quell run`, so it includes the begin and the commit of the batch.
 
 Each program works once: an untar of 80,000 files in a directory of the MooseFS takes minutes.
 """

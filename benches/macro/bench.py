@@ -4,8 +4,8 @@
 Both are measured side by side in one run. Every row has a direct number, a covered number, their
 ratio, and Quell's target. The test beds (testbed/moosefs, testbed/cephfs) are created for the run
 and removed at its end, also on Ctrl-C. Results are written to docs/benchmarks/latest.txt,
-latest.json and latest.svg, those of log mounts also to log.*. Needs root; $QUELL is the quell
-binary.
+latest.json and latest.svg, and the results of log mounts also to log.*. Needs root; $QUELL is the
+quell binary.
 """
 import argparse
 import hashlib
@@ -29,6 +29,7 @@ sys.path.insert(0, str(TOP / "testbed"))
 from batch import Batch
 from blob import Blob
 from boot import OF_THE_SERVER, BootImages
+from job import CACHES as JOB_CACHES, NODES as JOB_NODES, Job
 from log import Logs
 from machines import Machines
 from measure import Failed, Testbed, alternate, count_calls, machine, median, run, seconds_of, stop_on_signals, text_of, view_of
@@ -41,7 +42,7 @@ from programs import Programs
 NODES = 4
 LOG_MOUNTS = "none, log mounts"
 # The parts that need no view, with the titles of their tables.
-WITHOUT_VIEWS = {"batch": "none, batches", "blob": "none, blobs", "blob-transfers": "none, blobs", "log": LOG_MOUNTS, "mpi": "none, MPI-IO", "one-writer": LOG_MOUNTS, "pool": "none, pools", "preload": "none, preload", "programs": "automatic, programs"}
+WITHOUT_VIEWS = {"batch": "none, batches", "blob": "none, blobs", "blob-transfers": "none, blobs", "job": "none, jobs", "log": LOG_MOUNTS, "mpi": "none, MPI-IO", "one-writer": LOG_MOUNTS, "pool": "none, pools", "preload": "none, preload", "programs": "automatic, programs"}
 FIND_FORMAT = "%p %y %m %s %T@ %l %n\\n"
 PROGRAM = TOP / "demo/program.py"
 
@@ -464,7 +465,7 @@ def line_of(row):
 
 
 def report(facts, results, made_by):
-    lines = [f"Quell, direct against covered on a MooseFS with 4 nodes. Made by: {made_by}", ""]
+    lines = [f"Quell, direct against covered on a MooseFS with {facts['nodes']} nodes. Made by: {made_by}", ""]
     lines += [f"{name}: {value}" for name, value in facts.items()]
     for view, rows in results.items():
         lines += ["", f"view: {view}",
@@ -532,7 +533,7 @@ def set_up(testbed, options):
                 [synthetic, testbed.path(2, "tree"), *shape], [synthetic, options.million, *many, "--empty"]]
     directories = {"env": testbed.path(1, "env"), "tree": testbed.path(1, "tree"), "million": options.million}
     if options.only:
-        kept = {"batch": 0, "blob": 0, "blob-transfers": 0, "boot": 1, "log": 0, "mpi": 0, "one-writer": 0, "pool": 0, "preload": 0, "programs": 0, "start": 1}[options.only]
+        kept = {"batch": 0, "blob": 0, "blob-transfers": 0, "boot": 1, "job": 1, "log": 0, "mpi": 0, "one-writer": 0, "pool": 0, "preload": 0, "programs": 0, "start": 1}[options.only]
         commands, directories = commands[:kept], dict(list(directories.items())[:kept])
     running = []
     try:
@@ -557,8 +558,10 @@ def main():
     parser.add_argument("--view", action="append", metavar="VIEW",
                         help="force a view; may be given several times to compare them (default: the automatic one)")
     parser.add_argument("--quick", action="store_true", help="small trees, to try the benchmark itself; results are not kept")
-    parser.add_argument("--only", choices=["batch", "blob", "blob-transfers", "boot", "log", "mpi", "one-writer", "pool", "preload", "programs", "start"], help="these rows alone; results are not kept")
+    parser.add_argument("--only", choices=["batch", "blob", "blob-transfers", "boot", "job", "log", "mpi", "one-writer", "pool", "preload", "programs", "start"], help="these rows alone; results are not kept")
     parser.add_argument("--keep", action="store_true", help="with --only PART: results are kept as docs/benchmarks/PART.*")
+    parser.add_argument("--program", action="append", choices=["node", "java", "r", "compiler", "python", "mpi", "six_packages"],
+                        help="with --only programs: this program alone; may be given several times")
     parser.add_argument("--stand-in", action="store_true",
                         help="with --only log: plain directories in place of log mounts, to try the benchmark itself")
     parser.add_argument("--digest", metavar="DIR", help=argparse.SUPPRESS)
@@ -578,18 +581,23 @@ def main():
         os.environ["MPLCONFIGDIR"] = str(scratch / "matplotlib")
         paths = scratch / "paths"
         run(["cc", "-O2", "-Wall", "-o", paths, TOP / "benches/micro/paths.c"])
-        with Testbed(scratch / "moosefs", NODES).up() as testbed:
+        nodes = NODES
+        if options.only == "job":
+            nodes, os.environ["TESTBED_MOUNT_OPTIONS"] = JOB_NODES, JOB_CACHES
+        with Testbed(scratch / "moosefs", nodes).up() as testbed:
             set_up(testbed, options)
             if options.only not in WITHOUT_VIEWS:
                 run([testbed.path(1, "env/bin/python"), PROGRAM])  # creates matplotlib's font list once
             trees = "; ".join(f"{name} {entries:,} entries" for name, entries in options.entries.items())
             facts = {
                 "machine": machine(),
+                "nodes": nodes,
                 "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
                 "quell": text_of([quell, "--version"]).strip(),
                 "load before the run": f"{os.getloadavg()[0]:.1f} (other work on the machine makes times longer)",
                 "idle node": f"{testbed.idle_rate(1):.1f} messages/s to the master to stay registered; they are part of all counts",
                 "trees": trees or "none",
+                "options of the mounts": os.environ.get("TESTBED_MOUNT_OPTIONS") or "none",
             }
             print("\n".join(f"{name}: {value}" for name, value in facts.items()))
             results = {}
@@ -625,7 +633,7 @@ def main():
             if options.only == "preload":
                 bench.logs_locally(local)
             if options.only in (None, "programs"):
-                Programs(bench).rows()
+                Programs(bench, local).rows()
             if options.only in (None, "mpi"):
                 Mpi(bench).rows(local)
             if options.only in (None, "pool"):
@@ -634,6 +642,8 @@ def main():
                 Batch(bench, local).rows()
             if options.only in (None, "blob"):
                 Blob(bench, local).rows()
+            if options.only == "job":
+                Job(bench, local, PROGRAM, paths).rows()
             if options.only == "blob-transfers":
                 Blob(bench, local).transfers()
             first_log_row = len(bench.rows)

@@ -1,9 +1,9 @@
 """Stores of blobs, measured for bench.py: a store in RADOS beside RADOS with locks of ZooKeeper, and
 a store in a directory beside databases on the same disk.
 
-The work is that of `quell blob bench`; blob_zookeeper.c does it on plain RADOS objects, blob_local.c
-commits to SQLite and LMDB. Ceph is the test bed's, with three OSDs and two copies. All servers and
-clients share the machine.
+`quell blob bench` does the work; blob_zookeeper.c does the same work on plain RADOS objects, and
+blob_local.c commits to SQLite and LMDB. The test bed runs Ceph, with three OSDs and two copies. All
+servers and clients share the machine.
 """
 import http.client
 import json
@@ -39,12 +39,13 @@ NEW_OBJECTS = ("each write is a new object, and the one before it is removed", "
 COUNTER_CLIENTS = 16
 RECOVERIES = 5
 RECOVERY_S = 5
-# The latency of a commit to that of the key-value store below, one thread.
+# The largest ratio of the latency of a commit to the latency of a commit of the key-value store
+# below, with one thread.
 LATENCY = 1.3
 KILLS = 200
 OVERWRITES = 1_000_000
-# The space on the disk to the live data, and the memory at the end to that after half of the
-# writes.
+# The largest ratios of the space on the disk to the live data, and of the memory at the end to the
+# memory after half of the writes.
 DISK = 3
 MEMORY = 1.2
 
@@ -331,7 +332,7 @@ class Blob:
                 direct, *of_others, covered = (rate * size / 2**20 for rate in self.in_turn(baseline, store, work, 8, size, others))
                 name = f"blob in RADOS, 8 clients, {size >> 20} MiB: {work}"
                 self.add(name, "MiB/s", direct, covered, "at least 0.9", covered >= 0.9 * direct, note="direct: RADOS alone")
-                # What the writes of a store need at least: the old bytes stay until the commit.
+                # The least work of the writes of a store: the old bytes stay until the commit.
                 for beside, note, rate in zip(("new objects", "new objects and a log"), NEW_OBJECTS, of_others):
                     self.add(f"{name}, beside {beside}", "MiB/s", rate, covered, note=f"direct: RADOS alone, {note}")
 

@@ -1,5 +1,5 @@
-/* Durable commits of 100 bytes in a database on a local disk, to compare them with those of a store
- * of blobs.
+/* Durable commits of 100 bytes in a database on a local disk, to compare them with durable
+ * commits of a store of blobs.
  *
  *   blob_local sqlite|lmdb DIRECTORY THREADS SECONDS
  *

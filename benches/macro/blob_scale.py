@@ -38,8 +38,8 @@ class Work(NamedTuple):
 
     name: str
     kind: str
-    # The clients with one server, and those for each further server. The transactions of one client
-    # do not wait for each other's locks.
+    # The number of clients with one server, and of clients for each further server. The
+    # transactions of one client do not wait for each other's locks.
     clients: int
     more_clients: int
     # The blobs that an operation uses.
@@ -87,8 +87,8 @@ class Store:
             return self.stack.enter_context(started).pid
 
     def used(self):
-        """Return the processor time so far, in seconds: that of ended clients, of the servers, and
-        of the OSDs."""
+        """Return the processor time so far, in seconds, of ended clients, of the servers, and of
+        the OSDs."""
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         sums = [sum(processor_s(pid) for pid in pids) for pids in (self.pids, self.osds)]
         return [children.ru_utime + children.ru_stime, *sums]
@@ -138,10 +138,10 @@ def spread(blobs, groups):
 
 
 def model(work, measured):
-    """Return a function from a number of groups to the processor time of an operation by part. One
-    server shows that of operations in a store of one group, and two servers that of operations in
-    one of several groups. A transaction in several groups has a time for each of them, which two
-    servers show."""
+    """Return a function from a number of groups to the processor time of an operation by part. A
+    measurement with one server shows the time of operations in a store of one group, and a
+    measurement with two servers the time of operations in one of several groups. A transaction in
+    several groups has a time for each of them, which the measurement with two servers shows."""
     if work.blobs == 1 or work.servers == (1,):
         return lambda groups: measured[min(groups, 2)]
     single = measured[1]
@@ -156,8 +156,8 @@ def model(work, measured):
 
 
 def rate(nodes, groups, cost):
-    """Return the operations per second of all nodes: all processors are busy, or those of the nodes
-    with a server are busy with the server."""
+    """Return the operations per second of all nodes: all processors are busy, or the processors of
+    the nodes with a server are busy with the server."""
     return min(PROCESSORS * nodes / sum(cost), PROCESSORS * groups / cost[PARTS.index("server")]) * 1e6
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw the chart of the README from the kept results: docs/benchmarks/headline.svg. Needs matplotlib (python3-matplotlib).
 
-The numbers are those of docs/benchmarks/latest.json and log.json; nothing is measured here.
+The numbers are from docs/benchmarks/latest.json and log.json; nothing is measured here.
 """
 import json
 from pathlib import Path

@@ -1,10 +1,10 @@
 """Measures MPI-IO through the components for Open MPI, on 4 nodes of a parallel file system.
 
 The four ranks of a job write one file with MPI_File_write_all, each its own records, which take turns
-with those of the others; benches/macro/mpi_records.c does this and measures the time. Each rank
-reaches the store, and the plain file, through the mount of its own node. The rates are compared with
-a private file for each rank, and with the MPI-IO of Open MPI, OMPIO and ROMIO, on a plain file and on
-log mounts.
+with the records of the others; benches/macro/mpi_records.c does this and measures the time. Each
+rank reaches the store, and the plain file, through the mount of its own node. The rates are
+compared with a private file for each rank, and with the MPI-IO of Open MPI, OMPIO and ROMIO, on a
+plain file and on log mounts.
 """
 import json
 import os

@@ -3,14 +3,14 @@
  *
  *   mpi_records WORK RECORDS BYTES PATH...
  *
- *   WORK   collective  write the rank's records, which take turns with those of the other ranks, with
- *                      MPI_File_write_all in 10 calls, sync, close
+ *   WORK   collective  write the rank's records, which take turns with the records of the other
+ *                      ranks, with MPI_File_write_all in 10 calls, sync, close
  *          private     write a file of the rank's own with write(2), fsync, close
  *          verify      read the records of the next rank collectively, and compare every byte
- *          random      write records at scattered places with MPI_File_write_at, close
+ *          random      write records at scattered offsets with MPI_File_write_at, close
  *          open        open for reading, read one record, close
  *
- * The time is that from a common start to the end of the last rank, printed as a JSON object. Exit
+ * The time from a common start to the end of the last rank is printed as a JSON object. Exit
  * code 1: a call failed or bytes are wrong. */
 #include <fcntl.h>
 #include <mpi.h>

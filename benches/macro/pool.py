@@ -1,6 +1,6 @@
 """Measures pools: names as mdtest does, data as IOR does (pool_work.c), beside the local disk and a
-MooseFS. The reference values are those of GekkoFS 0.9.3 on a machine with 2 processors, which its
-daemon and the ranks shared, with the faster one of its two transports."""
+MooseFS. The reference values were measured with GekkoFS 0.9.3 on a machine with 2 processors, which
+its daemon and the ranks shared, with the faster one of its two transports."""
 import json
 from pathlib import Path
 

@@ -23,8 +23,8 @@ COMPUTED = (1, 2, 4, 8, 64, 512)
 
 
 def measure(quell, program, scratch, daemons, files):
-    """Return the processor time of a creation in microseconds: that of the first daemon, to which
-    all ranks are connected, and the sum of the others."""
+    """Return the processor time of a creation in microseconds: of the first daemon, to which all
+    ranks are connected, and of all other daemons together."""
     mount = scratch / "mount"
     mount.mkdir(exist_ok=True)
     pool = [quell, "run", "--quiet", "--pool", f"scale={mount}", "--"]

@@ -1,4 +1,5 @@
-/* The work of mdtest and of IOR that the rows of pools need, without MPI. pool.py runs it.
+/* The work of mdtest and of IOR that the rows of pools and of log mounts need, without MPI. pool.py
+ * and one_writer.py run it.
  *
  *   pool_work names COUNT DIR...
  *       One process for each DIR. All DIRs lead to the same directory, for example on different

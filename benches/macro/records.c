@@ -73,8 +73,8 @@ static _Noreturn void fail(const char *what, const char *path)
     _exit(1);
 }
 
-/* A bijection on 64 bits (splitmix64). Maps 0 to another value, so that a hole is not taken for a
- * record. */
+/* A bijection on 64 bits (splitmix64). Maps 0 to another value, so that a hole does not look
+ * like a record. */
 static uint64_t mixed(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15;
@@ -213,8 +213,8 @@ static void one_rank(uint64_t rank, const char *path)
 {
     struct steps *steps = &shared->steps[rank];
     int writes = work == WRITE || work == WRITE_ONLY || work == FILL;
-    /* A rank writes its own records and reads those of the next rank, which another node wrote. For
-     * private files the PATH already selects the file. */
+    /* A rank writes its own records and reads the records of the next rank, which another node
+     * wrote. For private files the PATH already selects the file. */
     uint64_t whose = writes || pattern == PRIVATE ? rank : (rank + 1) % ranks;
     unsigned char *buffer = malloc(bytes), *expected = malloc(bytes);
     if (!buffer || !expected)

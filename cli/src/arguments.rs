@@ -26,7 +26,7 @@ pub use blob::{
     BlobGetArgs, BlobKeyArgs, BlobLsArgs, BlobMetricsArgs, BlobPutArgs, BlobRmArgs, BlobServeArgs,
     BlobStatArgs, BlobTopArgs,
 };
-pub use job::{JobCommand, JobStatusArgs};
+pub use job::{JobCommand, JobRunArgs, JobStatusArgs};
 pub use log::{
     LogCommand, LogExportArgs, LogFlattenArgs, LogFsckArgs, LogImportArgs, LogLsArgs, LogMapArgs,
     LogQueryArgs, LogRebalanceArgs, LogStatArgs, PartArgs, StoresArg, TransferArgs,
@@ -128,7 +128,7 @@ conda and spack. It does not notice a file that was written in place, whose mode
 changed, or that got a second name in another directory.
 
 --update also prints how much of each boot image beside the index (*.boot) is still
-valid; `quell record --update` records the rest.")]
+valid; `quell record --update --changed` reads the rest again.")]
 pub struct IndexArgs {
     /// The directory; with --update the index file, or the indexed directory.
     pub path: PathBuf,
@@ -151,9 +151,9 @@ pub struct IndexArgs {
     /// Include other file systems mounted below DIR.
     #[arg(long, overrides_with = "one_file_system")]
     pub cross_mounts: bool,
-    /// When to read the extended attributes and access control lists of each entry. `auto` reads
-    /// those of every directory, of two files in each, and of files whose status changed after
-    /// their content; if any of them has attributes, it reads those of all entries.
+    /// When to read the extended attributes and access control lists of each entry. `auto` examines
+    /// every directory, two files in each, and files whose status changed after their content; if
+    /// any of them has attributes or a list, it examines all entries.
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub xattrs: XattrsArg,
     /// Write nothing if anything could not be read.
@@ -210,6 +210,8 @@ Example:
   quell run --pool scratch=$HOME/scratch -- ./program
   # one node of the job reads index and boot image for all
   srun quell run -i /shared/env.quell -b /shared/env.boot --job -- ./program
+  # one node reads the other files of the tree, too
+  srun quell run -i /shared/env.quell -b /shared/env.boot --job --share-data -- ./program
   # all files that tar creates are published at once, when it has ended
   quell run --batch /shared/results=$HOME/out -- tar -xf sources.tar -C $HOME/out
   # start a virtual machine with the recorded blocks of its disk in memory
@@ -285,14 +287,14 @@ pub struct RunArgs {
 #[derive(Debug, Args)]
 pub struct JobArgs {
     /// Read the indexes and the boot images once for all nodes of the job: one node reads them, and
-    /// the others receive them from one another. The job is that of the launcher (Slurm, PBS, Flux,
-    /// PMIx, mpirun), or the one named with --share. A node that cannot reach another
+    /// the others receive them from one another. The launcher (Slurm, PBS, Flux, PMIx, mpirun)
+    /// or --share names the job. A node that cannot reach another
     /// node reads the files itself. `quell job status` shows the nodes.
     #[arg(long, requires = "index", conflicts_with_all = ["config", "image", "batch"])]
     pub job: bool,
     /// The directory on a file system that all nodes share, in which the nodes find one another. It
-    /// must belong to you with mode 0700, and is created if it does not exist [default: the state
-    /// directory, ~/.local/state/quell].
+    /// must belong to you with mode 0700, and is created if it does not exist [default: none below
+    /// `quell job run`, otherwise the state directory, ~/.local/state/quell].
     #[arg(long, value_name = "DIR", requires = "job")]
     pub job_dir: Option<PathBuf>,
     /// The network interface through which the nodes exchange the files, such as ib0 [default: any
@@ -303,7 +305,23 @@ pub struct JobArgs {
     /// stops waiting for it.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.5, value_parser = job_timeout, requires = "job")]
     pub job_timeout: f64,
+    /// Share blocks of files that are in no boot image: one node of the job reads them, and the
+    /// others receive them through the tree of nodes. Each node keeps at most MIB of them in memory
+    /// [default: 256]. The program gets the FUSE view. `quell job status` shows the bytes.
+    #[arg(
+        long,
+        value_name = "MIB",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "256",
+        value_parser = clap::value_parser!(u64).range(1..=SHARED_MIB_MAX),
+        requires = "job"
+    )]
+    pub share_data: Option<u64>,
 }
+
+/// The largest memory for shared blocks: 1 TiB.
+const SHARED_MIB_MAX: u64 = 1 << 20;
 
 fn job_timeout(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
@@ -386,6 +404,7 @@ Example:
   quell record -i /shared/env.quell -o env.boot -- /shared/env/bin/python program.py
   quell record -i /shared/env.quell -o env.boot --merge -- /shared/env/bin/python other.py
   quell record -i /shared/env.quell -o env.boot --update -- /shared/env/bin/python app.py
+  quell record -i /shared/env.quell -o env.boot --update --changed
   quell record -i /shared/env.quell -o env.boot --until 30 -- /shared/env/bin/python server.py
   quell record -i /shared/env.quell -o env.boot --until 'Listening on .*:80' -- python server.py
   quell record -i /shared/env.quell -o env.boot --small 16K
@@ -455,6 +474,10 @@ pub struct RecordArgs {
     /// be repeated. With --small, both conditions must hold.
     #[arg(long, value_name = "GLOB", conflicts_with_all = SELECTION_CONFLICTS)]
     pub pattern: Vec<String>,
+    /// With --update: run no program, and read the blocks of those files of the image that have
+    /// changed in the tree. After an upgrade, this takes no new recording.
+    #[arg(long, requires = "update", conflicts_with_all = SELECTION_CONFLICTS)]
+    pub changed: bool,
     /// With --small or --pattern: print the number of files and the memory, and write nothing.
     #[arg(long, conflicts_with_all = SELECTION_CONFLICTS)]
     pub dry_run: bool,
@@ -462,6 +485,11 @@ pub struct RecordArgs {
     /// preload` serves only whole files from memory.
     #[arg(long, conflicts_with = "image")]
     pub whole: bool,
+    /// Store only the blocks that were read. Without this, the other blocks of the files are stored
+    /// too, as far as they take at most 128 MiB or 4 times the blocks that were read. They are read
+    /// from the image when a program needs them.
+    #[arg(long)]
+    pub exact: bool,
     /// Keep at most this many MiB of blocks, preferring those that were read in most recordings.
     /// With --small or --pattern: select files until their blocks reach this size.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
@@ -477,12 +505,12 @@ pub struct RecordArgs {
     #[arg(long)]
     pub json: bool,
     /// The program and its arguments.
-    #[arg(trailing_var_arg = true, required_unless_present_any = ["small", "pattern"], value_name = "CMD")]
+    #[arg(trailing_var_arg = true, required_unless_present_any = ["small", "pattern", "changed"], value_name = "CMD")]
     pub command: Vec<std::ffi::OsString>,
 }
 
 /// Options of `quell record` that are for a program.
-const SELECTION_CONFLICTS: [&str; 6] = ["command", "until", "min_runs", "merge", "whole", "image"];
+const SELECTION_CONFLICTS: [&str; 7] = ["command", "until", "min_runs", "merge", "whole", "exact", "image"];
 
 /// Show, check, merge and extract boot images.
 #[derive(Debug, Subcommand)]
@@ -647,8 +675,8 @@ pub struct CoverArgs {
     /// Add a private writable layer in DIR (on a local file system), which is kept.
     #[arg(long, value_name = "DIR")]
     pub writable: Option<PathBuf>,
-    /// What to do when a program opens a file that changed since indexing (FUSE view only). With a
-    /// boot image: refuse.
+    /// The reaction when a program opens a file that changed since indexing (FUSE view only). With
+    /// a boot image: refuse.
     #[arg(long, value_enum, default_value = "refuse")]
     pub on_change: OnChangeArg,
     /// Honour set-id bits and file capabilities in the view, as `suid` of mount(8) does. Only for
@@ -787,7 +815,7 @@ pub struct MountArgs {
     pub batch_mode: BatchModeArgs,
     /// Show the files of the running batch with this number, as they were a few seconds ago. The
     /// mount is read-only. The batch does not wait for it.
-    #[arg(long, value_name = "BATCH", requires = "batch", conflicts_with_all = ["mode", "batch_name", "atomic", "join"])]
+    #[arg(long, value_name = "BATCH", requires = "batch", conflicts_with_all = ["mode", "batch_name", "atomic", "join", "proof"])]
     pub watch: Option<u64>,
     /// Allow a directory that already contains files to become a store. An empty directory needs no
     /// option.
@@ -832,9 +860,12 @@ pub struct BatchModeArgs {
     /// next time, before its changes are shown.
     #[arg(long, requires = "batch")]
     pub lazy: bool,
+    /// The form in which the batch is submitted for its verification [default: certificate].
+    #[arg(long, value_name = "FORM", value_enum, requires = "batch")]
+    pub proof: Option<ProofArg>,
     /// Be a part of the batch with this number, which `quell batch begin` has printed: the end
-    /// closes the part, and `quell batch commit` publishes all parts at once. Implies `--mode
-    /// batch`.
+    /// closes the part, and `quell batch commit` publishes all parts at once. A batch that was
+    /// committed, submitted, refused or aborted cannot be joined. Implies `--mode batch`.
     #[arg(long, value_name = "BATCH", requires = "batch", conflicts_with_all = ["atomic", "lazy"])]
     pub join: Option<u64>,
 }
@@ -842,10 +873,21 @@ pub struct BatchModeArgs {
 /// The effect of changes in a mount of a store for batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BatchModeArg {
-    /// Each change is one of the store at once.
+    /// Each change is made in the store immediately.
     Sync,
     /// All changes are published when the mount is removed.
     Batch,
+}
+
+/// The form in which a batch is submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ProofArg {
+    /// Tables with the new entries, and a statement about them: the verification takes less
+    /// processor time.
+    Certificate,
+    /// An operation log with one operation for each changed entry, which the verification executes.
+    /// It has about a fifth of the bytes of the tables.
+    Log,
 }
 
 /// Names of the options that apply to views of trees and disks, and to no store but one for
@@ -1217,8 +1259,8 @@ pub struct ProfileArgs {
     /// The directory to write to [default: quell-profile, or the next free quell-profile.N].
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
-    /// Write to DIR even if it contains other files than those of a report. Files with the names of
-    /// a report's files are replaced; links and devices never.
+    /// Write to DIR even if it contains files that do not belong to a report. Files with the names
+    /// of a report's files are replaced; links and devices never.
     #[arg(long, requires = "output")]
     pub force: bool,
     /// Read existing traces of `strace -f -ttt -y` instead (one, or one for each rank; also those

@@ -18,7 +18,8 @@ const EVENT_BYTES: usize = 200;
 const ENTRY_BYTES: usize = 16;
 /// The bytes of each site that are read. Longer ranges are read from the blob of the client.
 const READ_BYTES: usize = 1 << 20;
-/// The bytes of the blob of a client that are written: the position of a write begins again there.
+/// The size, in bytes, of the part of a client's blob that is written. After its end, writes
+/// continue at its beginning.
 const WRITE_BYTES: usize = 64 << 20;
 /// The repetitions of a transaction that conflicts. A load has no reason to give up early.
 const RETRIES: Retries = Retries {
@@ -41,8 +42,8 @@ pub enum Work {
     Update,
     /// Write --size bytes of a blob of the client.
     Write,
-    /// Read --size bytes of a site, most of them of few sites; more than 1 MiB of a blob of the
-    /// client.
+    /// Read --size bytes of one site each time, most often of the same few sites. More than 1 MiB
+    /// are read from a blob of the client.
     Read,
 }
 
@@ -62,7 +63,7 @@ impl Blobs {
     /// Creates the blobs, with data for clients that read ranges of `size_bytes`.
     ///
     /// # Errors
-    /// Those of the commits.
+    /// The errors of the commits.
     pub fn create(
         store: &Store,
         prefix: String,
@@ -101,7 +102,7 @@ impl Blobs {
     /// Deletes the blobs.
     ///
     /// # Errors
-    /// Those of the commits.
+    /// The errors of the commits.
     pub fn delete(&self, store: &Store) -> Result<()> {
         loop {
             let found = store.snapshot()?.list(&self.prefix, "", 1000)?;
@@ -172,10 +173,10 @@ pub struct Run<'a> {
     pub blobs: &'a Blobs,
     /// The bytes of an operation of `write` and `read`.
     pub size_bytes: usize,
-    /// The time from the beginning of an operation of a client to that of its next one, at least.
+    /// The smallest time between the beginnings of two successive operations of a client.
     pub interval: Duration,
     pub duration: Duration,
-    /// Ends the run early.
+    /// Whether to end the run early.
     pub is_stopped: &'a AtomicBool,
     /// The operations so far.
     pub done: &'a AtomicU64,

@@ -21,11 +21,11 @@ pub fn load_whole(path: &Path) -> Result<(BootImage, Contents), Failure> {
 /// Does the same as `load_whole`, for a file that is already open.
 pub fn load_whole_from(file: &File, path: &Path) -> Result<(BootImage, Contents), Failure> {
     let image = quell_mount_spec::load_boot_from(file, path, |bytes| check_available(path, bytes))?;
-    if image.memory_bytes() > MEMORY_BYTES_MAX {
+    if image.decoded_bytes() > MEMORY_BYTES_MAX {
         return Err(Failure::cannot(format!(
             "{} takes {} of memory, more than the limit of {}",
             shown(path),
-            HumanBytes(image.memory_bytes()),
+            HumanBytes(image.decoded_bytes()),
             HumanBytes(MEMORY_BYTES_MAX)
         )));
     }

@@ -49,12 +49,12 @@ pub struct LogConfig {
 }
 
 impl Config {
-    /// Reads the trees for `quell run`. There are none if `quell profile` proposed none.
+    /// Reads the trees for `quell run`. The list is empty if `quell profile` proposed no trees.
     pub fn read_trees(file: &Path, trust_owners: &[u32]) -> Result<Vec<TreeConfig>, Failure> {
         Ok(Config::read(file, trust_owners)?.trees)
     }
 
-    /// Reads the log mounts for `quell mount`. It is an error if there are none.
+    /// Reads the log mounts for `quell mount`. A file without log mounts is an error.
     pub fn read_logs(file: &Path, trust_owners: &[u32]) -> Result<Vec<LogConfig>, Failure> {
         let logs = Config::read(file, trust_owners)?.logs;
         match logs.is_empty() {

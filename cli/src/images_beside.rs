@@ -95,8 +95,13 @@ impl ImageBeside {
             return;
         }
         let percent = valid_blocks * 100 / blocks.max(1);
+        // An image without a file of the new state cannot be updated.
+        let advice = match valid_files {
+            0 => "record the image again",
+            _ => "`quell record --update --changed` reads them again",
+        };
         outln!(
-            "{path}: {valid_blocks} of {} still valid ({percent} %), {} of {} changed; `quell record --update` records them",
+            "{path}: {valid_blocks} of {} still valid ({percent} %), {} of {} changed; {advice}",
             counted(blocks, "block", "blocks"),
             files - valid_files,
             counted(files.into(), "file", "files"),

@@ -110,7 +110,7 @@ pub fn image_of(tree: &Tree) -> Result<Image, Failure> {
         .map_err(|damage| Failure::cannot(format!("the new index is damaged, and was not written: {damage}")))
 }
 
-/// Returns text that no other program has chosen.
+/// Returns random text, which no other program has chosen.
 pub fn random_text() -> Result<String, Failure> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())

@@ -5,9 +5,9 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use quell_vfs::Time;
 
-/// Returns a time in the time zone of this machine, or that of the variable TZ, without the part of
-/// a second. A time that no calendar has (before the year -9999 or after 9999) is returned in
-/// seconds since 1970.
+/// Returns a time in the time zone of this machine, or in the time zone that the variable TZ names,
+/// without the part of a second. A time that no calendar has (before the year -9999 or after 9999)
+/// is returned in seconds since 1970.
 pub fn local_time(time: Time) -> String {
     in_zone(time, TimeZone::system())
 }

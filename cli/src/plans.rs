@@ -1,5 +1,6 @@
 //! Turns arguments into plans for the supervisor.
 
+use quell_batch::ProofForm;
 use quell_mount_spec::{DiskFormat, IndexMode};
 use quell_supervisor::{
     BatchMode, BootPlan, ChangePolicy, CheckMode, ImageFormat, LocksMode, LogOptions, NewFiles, Plan,
@@ -8,7 +9,7 @@ use quell_supervisor::{
 
 use crate::arguments::{
     AboveArg, BatchModeArg, BatchModeArgs, BootArgs, Check, CoverArgs, ImageFormatArg, IndexMethod, LocksArg,
-    LogArgs, NewFilesArg, OnChangeArg, ViewArg,
+    LogArgs, NewFilesArg, OnChangeArg, ProofArg, ViewArg,
 };
 use crate::failure::Failure;
 use crate::trace;
@@ -33,6 +34,7 @@ pub fn trees(
     trees: Vec<TreePlan>,
     boot: BootPlan,
     cover: &CoverArgs,
+    view: ViewChoice,
     above: AboveArg,
 ) -> Result<PlanSource, Failure> {
     let writes = match (&cover.writable, cover.scratch) {
@@ -43,7 +45,7 @@ pub fn trees(
     Ok(PlanSource::Trees(TreesPlan {
         trees,
         boot,
-        view: cover.view.into(),
+        view,
         check: cover.check.into(),
         rechecks_per_second: cover.recheck,
         writes: writes.resolved()?,
@@ -113,8 +115,8 @@ pub fn refuse_powers(cover: &CoverArgs, is_disk: bool) -> Result<(), Failure> {
 }
 
 impl LogArgs {
-    /// Returns the options of a log mount. `index` and `locks` are those of the configuration file,
-    /// which the command line overrides.
+    /// Returns the options of a log mount. `index` and `locks` are the values in the configuration
+    /// file, which the command line overrides.
     pub fn options(&self, index: Option<IndexMethod>, locks: Option<LocksArg>) -> LogOptions {
         LogOptions {
             buffer_bytes: self.buffer,
@@ -209,21 +211,31 @@ pub fn own_batch_name() -> String {
     format!("{host}-{}", std::process::id())
 }
 
-/// Returns the effect of changes in a store for batches. `default`: without --mode.
+/// Returns the effect of changes in a store for batches. `default`: the mode if --mode is not
+/// given.
 pub fn batch_mode(args: &BatchModeArgs, default: BatchModeArg) -> Result<BatchMode, Failure> {
+    let proof = match args.proof {
+        None => ProofForm::default(),
+        Some(ProofArg::Log) => ProofForm::Log,
+        Some(ProofArg::Certificate) => ProofForm::Certificate,
+    };
     let name = || args.batch_name.clone().unwrap_or_else(own_batch_name);
     if let Some(batch) = args.join {
         return match args.mode {
             Some(BatchModeArg::Sync) => Err(Failure::wrong_input("--join cannot be used with --mode sync")),
-            _ => Ok(BatchMode::Part { batch, name: name() }),
+            _ => Ok(BatchMode::Part { batch, name: name(), proof }),
         };
     }
     match args.mode.unwrap_or(default) {
         BatchModeArg::Batch => {
-            Ok(BatchMode::Batch { name: name(), is_atomic: args.atomic, is_lazy: args.lazy })
+            Ok(BatchMode::Batch { name: name(), is_atomic: args.atomic, is_lazy: args.lazy, proof })
         }
-        BatchModeArg::Sync if args.atomic || args.lazy || args.batch_name.is_some() => {
-            Err(Failure::wrong_input("--atomic, --lazy and --batch-name can be used only with --mode batch"))
+        BatchModeArg::Sync
+            if args.atomic || args.lazy || args.batch_name.is_some() || args.proof.is_some() =>
+        {
+            Err(Failure::wrong_input(
+                "--atomic, --lazy, --proof and --batch-name can be used only with --mode batch",
+            ))
         }
         BatchModeArg::Sync => Ok(BatchMode::Synchronous),
     }

@@ -23,9 +23,9 @@ pub struct PoolRates {
 pub struct MemberRates {
     pub number: u16,
     pub host: String,
-    /// `None` if the member did not answer at the begin and at the end of the interval.
+    /// `None` unless the member answered at the beginning and at the end of the interval.
     pub rates: Option<Rates>,
-    /// The reason if the member does not answer.
+    /// The counters, or the reason why the member does not answer.
     pub counters: Result<MemberCounters, String>,
 }
 
@@ -35,13 +35,13 @@ const HOST_COLUMNS_MAX: usize = 16;
 const MACHINE: &str = "machine";
 
 impl Shown for PoolRates {
-    /// Daemons for which there is no line are counted in the last one.
+    /// Daemons for which there is no line are counted in the last line.
     fn table(&self, lines_max: usize, columns_max: usize) -> String {
         let sum = Rates::sum(self.members.iter().filter_map(|member| member.rates.as_ref()));
         let host_columns = self.host_columns();
         let mut lines = vec![self.title(), operations_line(&sum), header(host_columns)];
         let mut rows: Vec<String> = self.members.iter().map(|member| member.row(host_columns)).collect();
-        // The other lines, and that of the sum.
+        // Leaves lines for the text above the rows and for the sum.
         let rows_max = lines_max.saturating_sub(lines.len() + 1).max(1);
         if rows.len() > rows_max {
             let hidden = rows.len() - (rows_max - 1);
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(cells(lines[3]).join(" "), expected);
         assert_eq!(cells(lines[4]).join(" "), "1 node-1 no answer: timed out");
         assert_eq!(cells(lines[7]).join(" "), "all 6 37.0k 0 0 4.5k 0 16 us 16 us 6G");
-        // The numbers of a column end at the same place.
+        // The numbers of a column are aligned at their ends.
         assert_eq!((lines[2].len(), lines[3].len()), (77, 77));
     }
 

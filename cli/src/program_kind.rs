@@ -13,7 +13,7 @@ use object::{Object, ObjectKind, ObjectSection};
 use crate::failure::Failure;
 use crate::inputs::shown;
 
-/// The number of interpreters of scripts that are followed, as by the kernel.
+/// The largest number of interpreters of scripts that are followed, as in the kernel.
 const INTERPRETERS_MAX: usize = 4;
 
 /// The longest first line of a script that the kernel reads, in bytes.
@@ -33,13 +33,13 @@ pub struct ProgramKind {
 /// Why the preload library cannot serve a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is statically linked.
+    /// The program is statically linked.
     Static,
-    /// It is written in Go, whose runtime calls the kernel itself.
+    /// The program is written in Go, whose runtime calls the kernel itself.
     Go,
-    /// It is linked with musl.
+    /// The program is linked with musl.
     Musl,
-    /// It has set-id bits, for which the dynamic linker ignores LD_PRELOAD.
+    /// The program has set-id bits, for which the dynamic linker ignores LD_PRELOAD.
     SetId,
 }
 
@@ -55,7 +55,7 @@ impl Refusal {
     }
 }
 
-/// The way that serves every program.
+/// The advice for a program that the preload library cannot serve.
 pub const ALTERNATIVE: &str =
     "`quell run` without --via, or a mount by `quell mount`, serves every program where FUSE is available";
 

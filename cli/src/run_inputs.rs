@@ -1,16 +1,19 @@
 //! The inputs of `quell run`: its job, indexes and boot images.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use quell_supervisor::{
-    BootPlan, JobInput, JobInputs, JobPlan, Plan, PlanSource, RecordingPlan, Target, TreePlan, Waiting,
-    current_job, is_first_notice, job_inputs, runtime_directory, state_directory,
+    BootPlan, CheckMode, JobCheck, JobInput, JobInputs, JobMeeting, JobPlan, Plan, PlanSource, RecordingPlan,
+    SharedBlocksPlan, Target, TreePlan, Waiting, current_job, is_first_notice, job_inputs, runtime_directory,
+    state_directory,
 };
 
 use quell_wire::job::FILES_MAX;
 
-use crate::arguments::RunArgs;
+use crate::arguments::{OnChangeArg, RunArgs, Via, ViewArg};
+use crate::commands::job::MEETING_VARIABLE;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::indexes::{Creation, RequestedIndex, open_indexes};
@@ -50,6 +53,8 @@ pub struct RunFiles {
     indexes: Option<Vec<Result<JobInput, Failure>>>,
     /// The same for the boot images.
     boot_images: Option<Vec<Result<JobInput, Failure>>>,
+    /// The socket of the job holder for shared blocks, if the nodes of the job share blocks.
+    blocks_socket: Option<PathBuf>,
 }
 
 impl RunFiles {
@@ -59,6 +64,7 @@ impl RunFiles {
         if !args.job.job {
             return Ok(RunFiles::default());
         }
+        refuse_share_data(args)?;
         let Some(job) = job_of(args) else {
             return Err(Failure::wrong_input(
                 "--job: no launcher of parallel jobs has started this process; pass the same --share NAME on all nodes",
@@ -71,9 +77,9 @@ impl RunFiles {
         }
         let found = job_plan(args, &job, quiet).and_then(|plan| job_inputs(&plan, &job, waiting));
         match found {
-            Ok(JobInputs { mut files }) => {
+            Ok(JobInputs { mut files, blocks_socket }) => {
                 let boot_images = Some(files.split_off(args.index.len().min(files.len())));
-                Ok(RunFiles { indexes: Some(files), boot_images })
+                Ok(RunFiles { indexes: Some(files), boot_images, blocks_socket })
             }
             Err(failure) if failure.is_final() => Err(failure),
             Err(failure) => {
@@ -89,28 +95,59 @@ impl RunFiles {
     }
 }
 
+/// Refuses `--share-data` with options under which Quell does not read the files itself, or shows
+/// changed files.
+fn refuse_share_data(args: &RunArgs) -> Result<(), Failure> {
+    let message = match (&args.job.share_data, args.via, args.cover.view, args.cover.on_change) {
+        (None, ..) => return Ok(()),
+        _ if !args.pools.is_empty() => "--share-data cannot be used with --pool, which implies --via preload",
+        (_, Via::Preload | Via::PreloadSud | Via::Trap, ..) => {
+            "--share-data cannot be used with --via preload: the program opens the files itself"
+        }
+        (_, _, ViewArg::Overlay | ViewArg::OverlayFuse, _) => {
+            "--share-data can be used only with --view fuse: in the other views the kernel reads the files"
+        }
+        (_, _, _, OnChangeArg::Serve | OnChangeArg::Ignore) => {
+            "shared blocks have the content of files as they were indexed: use --share-data only with --on-change refuse"
+        }
+        (_, Via::View, ViewArg::Auto | ViewArg::Fuse, OnChangeArg::Refuse) => return Ok(()),
+    };
+    Err(Failure::wrong_input(message))
+}
+
 /// Returns the plan of the process that gets the files of a job.
 fn job_plan(args: &RunArgs, job: &str, quiet: bool) -> Result<Plan, Failure> {
     let absolute = |path: &PathBuf| {
         std::path::absolute(path).map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(path))))
     };
     let files = args.index.iter().chain(&args.boot.boot).map(absolute);
-    let directory = match &args.job.job_dir {
-        Some(directory) => absolute(directory)?,
-        None => state_directory().ok_or_else(|| {
+    let process = std::env::var(MEETING_VARIABLE).ok().filter(|text| !text.is_empty());
+    let meeting = match (&args.job.job_dir, process) {
+        (Some(directory), _) => JobMeeting::Directory(absolute(directory)?),
+        (None, Some(text)) => JobMeeting::Process(text),
+        (None, None) => JobMeeting::Directory(state_directory().ok_or_else(|| {
             Failure::cannot("the state directory cannot be used: name another with --job-dir DIR")
-        })?,
+        })?),
     };
     let plan = JobPlan {
         job: job.to_owned(),
-        directory,
+        meeting,
+        source: args.cover.source.as_ref().map(absolute).transpose()?,
+        samples: matches!(CheckMode::from(args.cover.check), CheckMode::Auto | CheckMode::Sample),
         files: files.collect::<Result<_, Failure>>()?,
         interface: args.job.job_interface.clone(),
-        limit_ms: (args.job.job_timeout * 1000.0) as u64,
+        limit_ms: limit_ms(args),
+        shared_mib: args.job.share_data,
     };
     let plan = plans::plan(Target::Processes, PlanSource::Job(plan), &args.cover, quiet);
-    // All runs of the job on this node share the files.
-    Ok(Plan { strict: false, trust_owners: Vec::new(), threads: 1, ..plan })
+    // All runs of the job on this node share the files. Only a process that reads blocks of the
+    // trees for other nodes decides whether it trusts an index.
+    let trust_owners = if args.job.share_data.is_some() { plan.trust_owners.clone() } else { Vec::new() };
+    Ok(Plan { strict: false, trust_owners, threads: 1, ..plan })
+}
+
+fn limit_ms(args: &RunArgs) -> u64 {
+    (args.job.job_timeout * 1000.0) as u64
 }
 
 /// Opens the indexes, and creates missing ones of directories.
@@ -125,18 +162,28 @@ pub fn tree_plans(
     let resolve = |path: &Path| waiting.watch(path, || real_path(path));
     let absolute = |path: &Option<PathBuf>| path.as_deref().map(resolve).transpose();
     let mut indexes = Vec::new();
+    let mut checks: BTreeMap<PathBuf, JobCheck> = BTreeMap::new();
+    let mut shared: BTreeMap<PathBuf, SharedBlocksPlan> = BTreeMap::new();
     if let Some(file) = &args.config {
         for tree in waiting.watch(file, || Config::read_trees(file, &cover.trust_owner))? {
             let path = resolve(&tree.path).unwrap_or(tree.path);
             indexes.push(RequestedIndex::Tree { path, index: tree.index });
         }
     }
+    let blocks_socket = received.blocks_socket.take();
     match received.indexes.take() {
         Some(received) => {
-            for (received, path) in received.into_iter().zip(&args.index) {
+            for (index, (received, path)) in (0..).zip(received.into_iter().zip(&args.index)) {
+                if let (Ok(JobInput { file, .. }), Some(socket)) = (&received, &blocks_socket) {
+                    let (socket, limit_ms) = (socket.clone(), limit_ms(args));
+                    shared.insert(file.path.clone(), SharedBlocksPlan { socket, index, limit_ms });
+                }
+                if let Ok(JobInput { file, check: Some(check), .. }) = &received {
+                    checks.insert(file.path.clone(), check.clone());
+                }
                 indexes.push(match received {
-                    Ok(JobInput { file, directory: None }) => RequestedIndex::File(file),
-                    Ok(JobInput { file, directory: Some(path) }) => {
+                    Ok(JobInput { file, directory: None, .. }) => RequestedIndex::File(file),
+                    Ok(JobInput { file, directory: Some(path), .. }) => {
                         RequestedIndex::OfTree { path, index: file }
                     }
                     // The index of a directory is created if it does not exist.
@@ -158,7 +205,8 @@ pub fn tree_plans(
     for (index, directory) in open_indexes(indexes, creation)? {
         let (source, at) = (absolute(&cover.source)?, absolute(&cover.at)?);
         let named = directory.filter(|_| source.is_none() && at.is_none());
-        trees.push(TreePlan { index: index.path.clone(), source, at, named });
+        let (job_check, shared_blocks) = (checks.remove(&index.path), shared.remove(&index.path));
+        trees.push(TreePlan { index: index.path.clone(), source, at, named, job_check, shared_blocks });
         files.push(index);
     }
     Ok(trees)

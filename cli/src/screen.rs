@@ -41,7 +41,7 @@ impl Screen {
 
     /// Restores the terminal.
     pub fn end(self) {
-        // `drop` does it, also after a panic.
+        // `drop` restores the terminal, also after a panic.
     }
 
     /// Returns the numbers of lines and columns.

@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::failure::Failure;
 use crate::inputs::shown;
 
-/// The largest time for which requests that were begun are answered after the end was requested.
+/// How long a server may take to answer the requests that it has begun, after its end was
+/// requested.
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// The time between two checks whether the command is to end.
 pub const INTERVAL: Duration = Duration::from_millis(50);
@@ -20,7 +21,8 @@ pub fn resolve(address: &str) -> Result<SocketAddr, Failure> {
     found.ok_or_else(|| failed("the host has no address".into()))
 }
 
-/// Returns the host and port that clients find. Port 0 is that of the socket.
+/// Returns the host and port that clients find. Port 0 stands for the port on which the server
+/// listens.
 pub fn advertised(listen: SocketAddr, advertise: Option<&str>) -> Result<(String, u16), Failure> {
     let Some(text) = advertise else {
         if listen.ip().is_unspecified() {

@@ -162,8 +162,8 @@ fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 /// The variables in which launchers pass the rank of a process and the number of ranks.
-/// SLURM_NTASKS is not used, because it is also set in batch scripts, which are not one of several
-/// processes.
+/// SLURM_NTASKS is not used, because it is also set in batch scripts, of which only one process
+/// runs.
 const RANKS: [(&str, &str); 4] = [
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),

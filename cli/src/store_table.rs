@@ -17,9 +17,9 @@ use crate::top::Shown;
 pub struct ServerRates {
     pub store: String,
     pub interval_seconds: f64,
-    /// `None` if the server did not answer at the begin and at the end of the interval.
+    /// `None` unless the server answered at the beginning and at the end of the interval.
     pub rates: Option<StoreRates>,
-    /// The reason if the server does not answer.
+    /// The counters, or the reason why the server does not answer.
     pub counters: Result<StoreCounters, String>,
 }
 

@@ -16,7 +16,7 @@ use crate::screen::Screen;
 
 /// How often the command checks whether it is to end.
 const INPUT_INTERVAL: Duration = Duration::from_millis(100);
-/// How long the end of the thread that requests the counters is waited for.
+/// How long the command waits for the end of the thread that requests the counters.
 const END_LIMIT: Duration = Duration::from_secs(1);
 
 /// The rates of an interval.
@@ -32,7 +32,7 @@ pub trait Shown {
 }
 
 /// Shows the rates until the user ends the command, or once. `title` is shown during the first
-/// interval. `sample` requests the counters, and `rates` compares those of two times.
+/// interval. `sample` requests the counters, and `rates` compares the counters of two times.
 pub fn run<S: Send + 'static, R: Shown>(
     args: &TopArgs,
     title: &str,
@@ -113,7 +113,7 @@ fn next<S>(
 /// for several seconds, in which the command can be ended.
 struct Sampler<S> {
     samples: Receiver<Result<S, Failure>>,
-    /// The thread ends when it is dropped.
+    /// The thread ends when this sender is dropped.
     end: Sender<()>,
     thread: JoinHandle<()>,
 }
@@ -141,8 +141,8 @@ impl<S: Send + 'static> Sampler<S> {
         Sampler { samples, end, thread }
     }
 
-    /// Ends the thread, which closes its connection. One that waits for an answer ends with the
-    /// process.
+    /// Ends the thread, which closes its connection. A thread that waits for an answer ends with
+    /// the process.
     fn end(self) {
         drop(self.end);
         let give_up = Instant::now() + END_LIMIT;

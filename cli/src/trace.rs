@@ -70,7 +70,7 @@ pub fn start(log_file: Option<&Path>) -> Result<(), Failure> {
 }
 
 /// Opens the log file of this user, to append to it. The file contains names of the user's files,
-/// so other users cannot read a new one, and one of another user is refused.
+/// so other users cannot read a new file, and a file of another user is refused.
 fn open(path: &Path) -> Result<File, Failure> {
     // NONBLOCK: the open of a FIFO without a reader would wait forever.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();

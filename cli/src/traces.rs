@@ -144,8 +144,8 @@ impl Lines<'_> {
         Ok(any)
     }
 
-    /// Returns the line's time. A line without a time (a remark, output of another program) has
-    /// that of the previous line.
+    /// Returns the line's time. A line without a time (a remark, output of another program) has the
+    /// time of the previous line.
     fn time(&mut self) -> u64 {
         self.time = quell_profile::time_of(&self.text).unwrap_or(self.time);
         self.time

@@ -18,7 +18,7 @@ struct OwnAddress {
 /// Returns the address to listen on, with port 0.
 ///
 /// # Errors
-/// "Cannot" if the node has no suitable address, or several of which none was selected.
+/// `Failure::cannot` if the node has no suitable address, or several of which none was selected.
 pub fn choose(listen: &Listen) -> Result<SocketAddr, Failure> {
     let address = match listen {
         Listen::Loopback => Ipv4Addr::LOCALHOST.into(),

@@ -1,4 +1,4 @@
-//! The backups of members that other daemons run. One thread has them.
+//! The backups of members that other daemons run. One thread owns them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ impl Backups {
         storage: Arc<DaemonStorage>,
     ) -> std::result::Result<Backups, Failure> {
         let (sender, receiver) = jobs;
-        let held = Held { storage, backups: HashMap::new(), configuration: 0, waiting: Vec::new() };
+        let held = BackupState { storage, backups: HashMap::new(), configuration: 0, waiting: Vec::new() };
         let started = std::thread::Builder::new().name("quell-backups".into()).spawn(|| held.run(receiver));
         let thread = started.map_err(|e| Failure::cannot(format!("cannot start a thread: {e}")))?;
         Ok(Backups { jobs: sender, thread })
@@ -57,7 +57,7 @@ impl Backups {
     }
 }
 
-struct Held {
+struct BackupState {
     storage: Arc<DaemonStorage>,
     backups: HashMap<MemberId, (Backup, Storage)>,
     /// The number of the present configuration.
@@ -66,7 +66,7 @@ struct Held {
     waiting: Vec<PeerRequest>,
 }
 
-impl Held {
+impl BackupState {
     fn run(mut self, jobs: mpsc::Receiver<Job>) {
         for job in jobs {
             match job {
@@ -93,7 +93,7 @@ impl Held {
         }
     }
 
-    /// Performs a message. The first one of a stream waits for its configuration, so that an
+    /// Performs a message. The first message of a stream waits for its configuration, so that an
     /// earlier configuration does not remove the backup.
     fn take(&mut self, request: PeerRequest) {
         let decoded: Result<((Route, ReplicaMessage), &[u8])> = decode_first(&request.bytes);

@@ -40,7 +40,8 @@ pub struct Daemon {
     members: HashMap<MemberId, RunningMember>,
     /// Members that are ending because the keeper gives them to other daemons.
     releasing: HashSet<MemberId>,
-    /// Members that have ended for this reason, until a configuration has a daemon for them.
+    /// Members that have ended because the keeper gives them to other daemons, until a
+    /// configuration has a daemon for them.
     released: HashMap<MemberId, Storage>,
     /// The number of the last configuration.
     configuration: u64,
@@ -108,7 +109,7 @@ impl Daemon {
     ///
     /// # Errors
     ///
-    /// Those of messages of the keeper and to it.
+    /// The errors of reading the messages of the keeper, and of writing messages to it.
     pub fn run(
         &mut self,
         events: &Receiver<Event>,
@@ -235,7 +236,7 @@ impl Daemon {
             |member: MemberId| members.iter().any(|placed| placed.id == member && placed.daemon == own);
         let removed: Vec<MemberId> = self.members.keys().copied().filter(|id| !is_here(*id)).collect();
         for member in removed {
-            // Another daemon runs it. Its replies are not sent.
+            // Another daemon runs the member, so the replies of this daemon are not sent.
             if let Some(running) = self.members.remove(&member) {
                 running.end().map(drop)?;
             }

@@ -23,7 +23,7 @@ impl Failure {
         Failure { code: WRONG_INPUT, message: message.into() }
     }
 
-    /// Returns a failure because this node cannot do it.
+    /// Returns a failure because this node cannot serve the pool.
     pub fn cannot(message: impl Into<String>) -> Failure {
         Failure { code: CANNOT, message: message.into() }
     }

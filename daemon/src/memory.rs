@@ -33,7 +33,7 @@ const BYTES_OF_A_FILE: u64 = 4096;
 ///
 /// # Errors
 ///
-/// `Cannot` if this node does not permit it.
+/// `Failure::cannot` if this node does not permit it.
 pub fn directory(size_bytes: u64) -> Result<OwnedFd, Failure> {
     let failed = |e: std::io::Error| Failure::cannot(format!("cannot create a file system in memory: {e}"));
     let (ours, theirs) = UnixStream::pair().map_err(failed)?;

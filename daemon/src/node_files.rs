@@ -27,14 +27,15 @@ impl NodeFiles {
     ///
     /// # Errors
     ///
-    /// Wrong input if another pool has the name; then nothing is changed.
+    /// `Failure::wrong_input` if another pool has the name; then nothing is changed.
     pub fn create(settings: &DaemonSettings, boot: u64) -> Result<NodeFiles, Failure> {
         let registry = Registry::within(settings.runtime.clone())?;
         let parent = settings.directory.clone().unwrap_or_else(std::env::temp_dir);
         let parent = fs::canonicalize(&parent)
             .map_err(|e| Failure::wrong_input(format!("{}: {e}", parent.display())))?;
         let registration = registry.join(&settings.name, settings.pool, boot)?;
-        // The number distinguishes the directory from that of an earlier pool of the same name.
+        // The number distinguishes the directory from the directory of an earlier pool of the same
+        // name.
         let base = parent.join(format!("quell-pool-{}-{:016x}", settings.name, settings.pool as u64));
         let DaemonSettings { daemon, storage, .. } = *settings;
         let files = NodeFiles { registry, registration, name: settings.name.clone(), daemon, storage, base };

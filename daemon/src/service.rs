@@ -32,8 +32,8 @@ use crate::storage::Storage;
 
 /// The longest sleep of the thread, after which it looks whether it is to end.
 const SLEEP_MAX: Duration = Duration::from_millis(250);
-/// How often clients that have ended are looked for, and times of directories are sent to their
-/// members.
+/// How often the thread looks for clients that have ended, and sends the times of directories to
+/// their members.
 const INTERVAL: Duration = Duration::from_millis(20);
 
 /// How often the member performs the work that no request causes: completes transactions, ends long
@@ -50,8 +50,8 @@ type Outbox = Rc<RefCell<Vec<(Ticket, Vec<u8>)>>>;
 /// Replies to other members that are sent after the files of this daemon were removed.
 type Kept = Rc<RefCell<Vec<(Replier, Vec<u8>)>>>;
 
-/// The clients of this daemon. The version of the directories and their counters are in the memory
-/// that they share with it.
+/// The clients of this daemon. The version of the directories and the counters of the clients are
+/// in the memory that the clients share with the daemon.
 struct LocalClients {
     waker: Waker,
     server: Rc<RefCell<LocalServer>>,
@@ -77,7 +77,8 @@ pub enum Command {
     PlacementChanged,
     /// A lease was granted to a request of this time.
     Lease(Instant),
-    /// The member ends after the requests that it has got, because another daemon is to run it.
+    /// The member ends after the requests that it has received, because another daemon is to run
+    /// it.
     Release,
     /// Clients are refused, unless one is connected. The answer is an event.
     RefuseClients,
@@ -142,7 +143,7 @@ impl RunningMember {
             let (service, inbox) = match service {
                 Ok(service) => service,
                 Err(failure) => {
-                    // It may have been created. The failure is the one to report.
+                    // The socket may have been created. Only the failure of the start is reported.
                     let _ = std::fs::remove_file(&path);
                     let _ = started.send(Err(failure));
                     return Err(Failure::cannot("the member was not started"));
@@ -197,7 +198,7 @@ impl RunningMember {
         self.waker.wake();
     }
 
-    /// Ends the thread, after it has performed the requests that it has got.
+    /// Ends the thread, after it has performed the requests that it has received.
     pub fn end(self) -> Result<EndedMember, Failure> {
         self.begin_end();
         self.thread.join().map_err(|_| Failure::cannot("the thread of a member has panicked"))?
@@ -251,7 +252,7 @@ struct Service {
 }
 
 fn bind(socket: &Path, storage: &Storage, passes_chunks: bool) -> Result<LocalServer, Failure> {
-    // A daemon that was killed has left its socket. The store is locked by this one.
+    // A daemon that was killed has left its socket. This daemon holds the lock of the store.
     let _ = std::fs::remove_file(socket);
     let chunk_dir = passes_chunks.then(|| storage.chunk_dir.try_clone()).transpose();
     let chunk_dir = chunk_dir.map_err(|e| Failure::cannot(format!("cannot copy a descriptor: {e}")))?;
@@ -367,7 +368,8 @@ impl Service {
         Ok(EndedMember { server: server.into_inner(), outbox: outbox.take(), kept: kept.take() })
     }
 
-    /// Returns whether the member has been released, and its backups have everything.
+    /// Returns whether the member was released and has no requests left, or its time limit has
+    /// passed, and its backups have everything.
     fn is_released(&self) -> bool {
         self.released.is_some_and(|limit| self.performing.get() == 0 || Instant::now() > limit)
             && self.replication.is_settled()

@@ -43,7 +43,7 @@ pub fn run() -> Result<(), Failure> {
         signal_hook::flag::register(signal, Arc::clone(&stop))
             .map_err(|e| Failure::cannot(format!("cannot handle signals: {e}")))?;
     }
-    // A working directory could not be unmounted.
+    // A file system in which a process has its working directory cannot be unmounted.
     std::env::set_current_dir("/").map_err(|e| Failure::cannot(format!("/: {e}")))?;
     let (sender, events) = channel();
     input::start(sender.clone())?;
@@ -147,15 +147,15 @@ fn trace(filter: Option<&str>) -> Result<(), Failure> {
         .with_ansi(false)
         .with_thread_names(true)
         .with_span_events(FmtSpan::CLOSE)
-        // It would print the error to standard error, and panic because that fails, too.
+        // The library would print the error to standard error, and panic because that fails, too.
         .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .init();
     Ok(())
 }
 
-/// Reports a failed start to the program that has started the daemon, which is told the same by the
-/// exit code if it does not read any more.
+/// Reports a failed start to the program that has started the daemon, which learns it from the exit
+/// code if it does not read any more.
 pub fn report(failure: &Failure) {
     let message = failure.to_string();
     let _ = write_line(&Listening::Failed { code: failure.code(), message }, REPORT);

@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, mkdirat, openat, unlinkat};
 use crate::failure::Failure;
 use crate::memory;
 
-/// The part of the memory that names and attributes may use: one of this number of equal parts.
+/// Names and attributes may use the memory divided by this number.
 const NAMES_PART: u64 = 8;
 /// The space that each store on a disk occupies, so that files can be removed after data has filled
 /// the disk: clients write data without the daemon.
@@ -75,7 +75,7 @@ impl DaemonStorage {
     ///
     /// # Errors
     ///
-    /// As [`memory::directory`].
+    /// The errors of [`memory::directory`].
     pub fn in_memory(bytes_max: u64) -> std::result::Result<DaemonStorage, Failure> {
         let names_bytes_max = bytes_max / NAMES_PART;
         let chunks = memory::directory(bytes_max - names_bytes_max)?;

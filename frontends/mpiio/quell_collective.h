@@ -2,7 +2,7 @@
  *
  * The interface between libquell_mpi.so, which knows the communicator of MPI_File_open, and
  * libquell_preload.so, which opens the file when the MPI library calls open(2). With it, the ranks
- * of a job read the index of a file together (Parallel Index Read), and not each for itself.
+ * of a job read the index of a file together (Parallel Index Read), instead of each rank alone.
  *
  * The preload library defines the functions; libquell_mpi.so refers to them weakly and calls them
  * only if they are defined. The order in each rank is: quell_collective_open, the open of the MPI
@@ -41,8 +41,8 @@ struct quell_job {
 
 /* Opens the index of the existing file at `path`, which lies below a virtual directory, together
  * with all ranks of the job, each of which calls this function. Sets `held` to a reference that
- * keeps the index in memory until it is released; NULL if there is none. Every rank calls
- * `broadcast` and `exchange` in the same order, also after an error of its own. */
+ * keeps the index in memory until it is released, or to NULL if there is no reference. Every rank
+ * calls `broadcast` and `exchange` in the same order, also after an error of its own. */
 int quell_collective_open(const char *path, const struct quell_job *job, void **held) __attribute__((weak));
 
 /* Makes the published data of other processes visible in the files that this process has open at

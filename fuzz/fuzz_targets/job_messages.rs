@@ -4,12 +4,17 @@
 
 use libfuzzer_sys::fuzz_target;
 use quell_job::Advertisement;
-use quell_wire::job::{FileState, Reply, Request};
+use quell_wire::job::{BLOCK_BYTES, FileState, Reply, Request, block_bytes};
 use quell_wire::{decode, encode};
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(request) = decode::<Request<'_>>(data) {
         assert_eq!(decode::<Request<'_>>(&encode(&request)).unwrap(), request);
+        if let Request::SharedBlock(id) = request {
+            for size_bytes in [0, 1, u64::MAX] {
+                assert!(block_bytes(size_bytes, id.block) <= BLOCK_BYTES);
+            }
+        }
     }
     if let Ok(reply) = decode::<Reply<'_>>(data) {
         assert_eq!(decode::<Reply<'_>>(&encode(&reply)).unwrap(), reply);

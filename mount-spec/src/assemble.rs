@@ -1,6 +1,6 @@
 //! Assembles an index and a directory as a file system.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use quell_boot::{
 };
 use quell_index::{Image, IndexFs, OnChange, Rules, is_indexed_root};
 use quell_posix::{Dir, PosixDir};
-use quell_vfs::{FileSystem, NodeId, Result};
+use quell_vfs::{Error, ErrorKind, FileState, FileSystem, NodeId, Result};
 
 use crate::trust::Ownership;
 
@@ -25,6 +25,8 @@ pub struct Covered {
     pub hot: Option<HotSet>,
     /// The path of the tree's data on this node, without symbolic links.
     pub source_path: PathBuf,
+    /// The tree without a boot image and without a recorder.
+    indexed: Arc<IndexFs>,
     source: Arc<PosixDir>,
     generation: Arc<IndexGeneration>,
 }
@@ -65,9 +67,16 @@ impl Covered {
         Validity::of(boot, &*self.fs, &*self.generation)
     }
 
-    /// Returns the tree with the valid files of a boot image.
+    /// Returns the tree with the valid files of a boot image, without its unread blocks.
     pub fn with_boot_image(self, boot: BootImage) -> Covered {
         let hot = Some(HotSet::new(boot, &*self.fs, &*self.generation));
+        Covered { hot, ..self }
+    }
+
+    /// Returns the tree with the valid files of a boot image, whose unread blocks are read from
+    /// `file` when they are needed.
+    pub fn with_boot_image_and_unread(self, boot: BootImage, file: Arc<dyn ImageFile>) -> Covered {
+        let hot = Some(HotSet::new(boot, &*self.fs, &*self.generation).with_unread(file));
         Covered { hot, ..self }
     }
 
@@ -98,6 +107,17 @@ impl Covered {
         (Covered { fs, ..self }, recorder)
     }
 
+    /// Opens a regular file of the tree, and compares it with the index. Returns the state that was
+    /// compared.
+    ///
+    /// # Errors
+    /// `Stale` if the file differs; the errors of open(2).
+    pub fn open_compared(&self, node: NodeId) -> Result<(File, FileState)> {
+        let (file, state) = self.indexed.open_compared(node)?;
+        let no_descriptor = || Error::new(ErrorKind::Unsupported, "open", "a file without a descriptor");
+        Ok((File::from(file.into_descriptor().ok_or_else(no_descriptor)?), state))
+    }
+
     /// Returns the tree's root, for the checks of its freshness.
     pub fn source(&self) -> Arc<dyn Dir> {
         self.source.clone()
@@ -113,8 +133,9 @@ pub fn cover(image: Arc<Image>, source: &Path, on_change: OnChange, rules: Rules
     let source_path = opened_path.unwrap_or_else(|_| source.into());
     let is_original = is_indexed_root(&image, &dir.stat_self_cached()?);
     let generation = Arc::new(IndexGeneration { image: image.clone(), is_original });
-    let fs = Arc::new(IndexFs::with_rules(image.clone(), dir.clone(), on_change, rules));
-    Ok(Covered { image, fs, hot: None, source_path, source: dir, generation })
+    let indexed = Arc::new(IndexFs::with_rules(image.clone(), dir.clone(), on_change, rules));
+    let fs = indexed.clone();
+    Ok(Covered { image, fs, hot: None, source_path, indexed, source: dir, generation })
 }
 
 /// Returns whether a user namespace hides the owners of some files from this process.

@@ -108,11 +108,12 @@ fn open_named_in_header(path: &Path, top: &Ownership, trusted: Option<&Trusted>)
 ///
 /// With `trusted`, the files below the disk image must belong to the trusted users or to the owner
 /// of the disk image, and symbolic links on their paths to the trusted users or to the owner of the
-/// file. `None`: to any user, which is enough if only the caller can reach the files through Quell.
+/// file. With `None`, the files may belong to any user, which is sufficient if only the caller can
+/// reach the files through Quell.
 ///
-/// Errors: those of the opens; `Damaged` with the damage of a header; `InvalidInput` for a chain
-/// that is circular, too long, refers to something other than a local file, or has a file or a
-/// symbolic link of another user.
+/// Errors: the errors of the opens; `Damaged` with the damage of a header; `InvalidInput` for a
+/// chain that is circular, too long, refers to something other than a local file, or has a file or
+/// a symbolic link of another user.
 pub fn disk_chain(
     path: &Path,
     format: Option<DiskFormat>,
@@ -149,7 +150,8 @@ pub fn disk_chain(
         let owner_of_top = Ownership::from(chain.first().map_or(&stat, |top| &top.stat));
         if let Some(header) = &header {
             if let Some(name) = &header.data_file {
-                // QEMU looks for it in its own working directory, regardless of where the image is.
+                // QEMU looks for a relative name in its own working directory, regardless of where
+                // the image is.
                 let Named::Absolute(name) = named(name) else {
                     let why = format!(
                         "its data is in {}, which is not an absolute path: the file meant depends on the working directory of the program that opens it",
@@ -281,9 +283,10 @@ fn read_whole(file: &dyn OpenFile, into: &mut [u8], offset: u64, path: &Path) ->
 /// The names under which the files of a chain are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskNames {
-    /// Their numbers. The caller mounts each file at its path.
+    /// The numbers of the files. The caller mounts each file at its path.
     Numbers,
-    /// Their paths relative to the directory of the disk image. Other files are not shown.
+    /// The paths of the files relative to the directory of the disk image. Files with absolute
+    /// names, and the files below them, are not shown.
     Relative,
 }
 
@@ -378,7 +381,7 @@ impl DiskSource for OpenDiskFile {
 }
 
 impl ChainFile {
-    /// Returns whether size or modification time differ from those at the open.
+    /// Returns whether the size or the modification time has changed since the open.
     pub fn has_changed(&self) -> Result<bool> {
         let now = self.file.stat()?;
         Ok((now.size_bytes, now.modified) != (self.stat.size_bytes, self.stat.modified))

@@ -31,7 +31,7 @@ pub fn default_index_path(directory: &Path) -> Option<PathBuf> {
 /// allocated.
 ///
 /// Errors: `InvalidInput` for a file without the magic number of an index, `Damaged` for a damaged
-/// one, and those of `admit`.
+/// index, and the errors of `admit`.
 pub fn load_index<E: From<Error>>(
     path: &Path,
     admit: impl FnOnce(u64) -> std::result::Result<(), E>,
@@ -138,14 +138,7 @@ impl OpenBoot {
         &self.file
     }
 
-    /// Reads the frames, too. Allocates the size of the file, which the caller must check before.
-    pub fn read_frames(mut self) -> Result<BootImage> {
-        let (file, path) = (&self.file, &self.path);
-        self.image.read_frames(|offset, into| read_exact(file, path, into, offset))?;
-        Ok(self.image)
-    }
-
-    /// Returns the tables, and the file, from which frames can be read. `report` gets the first
+    /// Returns the image, and the file, from which frames can be read. `report` gets the first
     /// error of such a read.
     pub fn in_ranges(
         self,
@@ -283,7 +276,7 @@ fn read_whole(file: &File, path: &Path, operation: &'static str, length: u64) ->
 /// extended attributes of every file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Readers {
-    /// All users.
+    /// Whether all users may read the index.
     pub others: bool,
     /// The members of this group.
     pub group: Option<u32>,
@@ -396,7 +389,11 @@ mod tests {
     fn memory_for_the_tables_of_a_boot_image_is_admitted_before_it_is_allocated() {
         struct Zeros;
         impl quell_boot::ReadBlock for Zeros {
-            fn read(&mut self, _: u32, _: u32, _: &mut [u8; quell_boot::BLOCK_BYTES]) -> Result<bool> {
+            fn read(
+                &mut self,
+                _: &quell_boot::Recorded,
+                _: &mut [u8; quell_boot::BLOCK_BYTES],
+            ) -> Result<bool> {
                 Ok(true)
             }
         }

@@ -20,7 +20,8 @@ impl LateDir {
         LateDir { path: path.into(), known, opened: OnceLock::new() }
     }
 
-    /// Opens the directory. Errors: `Stale` if its identity is not that of the known attributes.
+    /// Opens the directory. Errors: `Stale` if its identity differs from the identity in the known
+    /// attributes.
     fn dir(&self) -> Result<&PosixDir> {
         if let Some(opened) = self.opened.get() {
             return Ok(opened);

@@ -83,8 +83,8 @@ pub fn begin_use(stores: Stores) -> Result<Stores> {
     stores.begin_use(&mut pauses())
 }
 
-/// Returns a function that waits until this process looks again whether a store is shared, longer
-/// each time, and returns false at the end of `SHARE_TIMEOUT`.
+/// Returns a function that pauses before this process checks again whether a store is shared,
+/// longer each time, and returns false after the end of `SHARE_TIMEOUT`.
 fn pauses() -> impl FnMut() -> bool {
     let deadline = Instant::now() + SHARE_TIMEOUT;
     let mut durations = pause_durations(random);
@@ -94,8 +94,8 @@ fn pauses() -> impl FnMut() -> bool {
     }
 }
 
-/// Returns a function that returns the durations of successive pauses. Each has a random part of a
-/// half, so that processes that began at the same time do not send their requests together.
+/// Returns a function that returns the durations of successive pauses. Up to half of each pause is
+/// random, so that processes that began at the same time do not send their requests together.
 fn pause_durations(random: impl Fn() -> u64) -> impl FnMut() -> Duration {
     let [mut duration, longest] = SHARE_PAUSES;
     move || {

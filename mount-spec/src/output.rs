@@ -22,7 +22,7 @@ const STICKY: u32 = 0o1000;
 pub struct OutputFormat {
     /// The name with its article: `an index`.
     pub name: &'static str,
-    /// Returns whether a file begins as one of this format does.
+    /// Returns whether a file that begins with these bytes has this format.
     pub begins: fn(&[u8]) -> bool,
 }
 

@@ -30,8 +30,8 @@ impl PoolConnection {
     ///
     /// # Errors
     ///
-    /// `NotFound` and `Unavailable` if no daemon serves there, `PermissionDenied` if it belongs to
-    /// another user.
+    /// `NotFound` and `Unavailable` if no daemon serves there, `PermissionDenied` if the daemon
+    /// belongs to another user.
     pub fn open(socket: &Path) -> Result<PoolConnection> {
         PoolConnection::open_checked(socket, None)
     }
@@ -48,7 +48,7 @@ impl PoolConnection {
     ///
     /// # Errors
     ///
-    /// Those of a lost connection, and `Damaged` for an invalid reply.
+    /// The errors of a lost connection, and `Damaged` for an invalid reply.
     pub fn with_data(mut self) -> Result<PoolConnection> {
         let described = ("open", &b"a pool"[..]);
         self.consistency = ask(&self, None, &Operation::Consistency, described, |reply| match reply {
@@ -154,11 +154,11 @@ impl PoolPlacement {
 }
 
 impl PoolConnection {
-    /// Returns whether the data of a file is on the member of its attributes, not in chunks.
+    /// Returns whether the data of a file is stored with its attributes, and not in chunks.
     ///
     /// # Errors
     ///
-    /// Those of a lost connection, and `Stale` if the file was removed.
+    /// The errors of a lost connection, and `Stale` if the file was removed.
     pub fn is_inline(&self, file: NodeId) -> Result<bool> {
         let attributes = Operation::Attributes { id: FileId::from(file) };
         ask(self, None, &attributes, ("stat", b""), |reply| match reply {
@@ -171,7 +171,7 @@ impl PoolConnection {
     ///
     /// # Errors
     ///
-    /// Those of a lost connection, and `Damaged` for an invalid reply.
+    /// The errors of a lost connection, and `Damaged` for an invalid reply.
     pub fn placement(&self, chunk_bytes: u32) -> Result<PoolPlacement> {
         ask(self, None, &Operation::Placement, ("read the placement", b""), |reply| match reply {
             Reply::Placement(members) if !members.is_empty() && chunk_bytes > 0 => {

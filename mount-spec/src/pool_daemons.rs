@@ -13,7 +13,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::pool::PoolConnection;
 
-/// How long operations wait for another daemon after the end of the one that they were sent to.
+/// How long operations wait for another daemon after the daemon has ended to which they were sent.
 const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
 /// The daemons of one pool on this node.
@@ -27,7 +27,7 @@ impl NodeDaemons {
     /// Returns the daemons of the pool that is described beside a socket. Returns `None` for a pool
     /// without copies, and if there is no description: then a daemon that ends is not replaced.
     fn beside(socket: &Path) -> Option<NodeDaemons> {
-        // A description that cannot be read is no reason not to use the socket.
+        // If the description cannot be read, the socket is used nevertheless.
         let pool = Described::within(socket.parent()?).ok()?;
         let has_copies = pool.read().ok()?.is_some_and(|found| found.replicas > 1);
         has_copies.then(|| NodeDaemons { pool, preferred: Mutex::new(Some(socket.to_owned())) })
@@ -45,7 +45,8 @@ impl Daemons for NodeDaemons {
             }
         };
         let mut sockets: Vec<PathBuf> = described.sockets().collect();
-        // After a change, another member than the one that serves clients can be at this socket.
+        // After a change of the pool, the member at this socket may no longer be the one that
+        // serves clients.
         let preferred = lock(&self.preferred).take();
         if let Some(position) = sockets.iter().position(|socket| Some(socket) == preferred.as_ref()) {
             sockets.swap(0, position);
@@ -75,7 +76,8 @@ fn connect(pool: &Described, path: PathBuf) -> Result<PoolConnection> {
     let socket = Socket::new(path.clone()).map_err(|e| Error::from_io(e, "connect to", "a daemon"))?;
     let (pool, socket) = (pool.clone(), Arc::new(socket));
     let checked = Arc::clone(&socket);
-    // The description that has the socket: it is read again when it has changed.
+    // The version of the description that was read last and has the socket. The description is read
+    // again when its version has changed.
     let last = Mutex::new(None);
     let is_replaced = move || {
         if !checked.exists() {
@@ -86,7 +88,7 @@ fn connect(pool: &Described, path: PathBuf) -> Result<PoolConnection> {
             return false;
         }
         *lock(&last) = version;
-        // If the pool cannot be examined, the daemon is waited for.
+        // If the description cannot be read, the wait for the daemon continues.
         pool.read().ok().flatten().is_some_and(|pool| !pool.has_socket(checked.path()))
     };
     let connection = PoolConnection::open_checked(&path, Some(Box::new(is_replaced)))?;
@@ -98,8 +100,9 @@ fn connect(pool: &Described, path: PathBuf) -> Result<PoolConnection> {
 }
 
 /// Connects to the daemon whose socket is at `socket`. The pool has chunks of `chunk_bytes` bytes.
-/// In a pool with copies, another daemon of the pool on this node takes the place of a daemon that
-/// ends, also of this first one. If there is none, operations wait for up to 30 seconds for one.
+/// In a pool with copies, another daemon of the pool on this node replaces a daemon that ends,
+/// including this first one. If there is no other daemon, operations wait for one for up to 30
+/// seconds.
 ///
 /// # Errors
 ///

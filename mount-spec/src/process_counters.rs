@@ -88,7 +88,7 @@ pub fn create_process_counters(runtime: &Path, view: &mut View) -> Result<File> 
 /// Creates a file and locks it.
 fn create_locked(path: &Path) -> std::io::Result<File> {
     loop {
-        // A process with the same number may have left one.
+        // A process with the same number may have left a file.
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -96,7 +96,7 @@ fn create_locked(path: &Path) -> std::io::Result<File> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create_new(true).mode(0o600).open(path)?;
         flock(&file, FlockOperation::LockShared)?;
-        // Before it had the lock, another process may have removed it.
+        // Another process may have removed the file before this process had the lock.
         if file.metadata()?.nlink() > 0 {
             return Ok(file);
         }
@@ -128,13 +128,13 @@ fn read(path: &Path) -> Option<ProcessCounters> {
     decode(&bytes)
 }
 
-/// Opens the file of a running process. Removes that of one that has ended.
+/// Opens the file of a running process. Removes the file of a process that has ended.
 fn open_unless_ended(path: &Path) -> Option<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path).ok()?;
     if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-        // Another process may have removed it first, and the path may have a file of a process that
-        // runs.
+        // Another process may have removed the file first, and the path may have the file of a
+        // running process.
         if file.metadata().is_ok_and(|found| found.nlink() > 0) {
             let _ = std::fs::remove_file(path);
         }

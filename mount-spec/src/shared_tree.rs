@@ -1,8 +1,9 @@
 //! Trees that one process of a node, the holder, keeps in memory for programs that serve them in
 //! their own processes. Each file is in a memfd of the holder: the index, a table, and the whole
-//! files of the boot image. The memfds are sealed before any other process opens them, so their
-//! bytes are those that the holder has validated. Programs open them as `/proc/HOLDER/fd/NUMBER`,
-//! which works for processes of the same user, and also for those that have closed all descriptors.
+//! files of the boot image. The memfds are sealed before any other process opens them, so other
+//! processes read the bytes that the holder has validated. Programs open them as
+//! `/proc/HOLDER/fd/NUMBER`, which works for processes of the same user, and also for those that
+//! have closed all descriptors.
 //!
 //! The table, with numbers in little endian:
 //!

@@ -102,22 +102,22 @@ pub struct Distrust {
     pub path: PathBuf,
     /// The purpose of the file.
     pub file_use: TrustedUse,
-    /// Why it is not used.
+    /// Why the file is not used.
     pub reason: DistrustReason,
 }
 
 /// The reason why a file is not trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DistrustReason {
-    /// It is a device, directory or FIFO.
+    /// The file is a device, directory or FIFO.
     NotRegular,
-    /// It belongs to this user.
+    /// The file belongs to this user.
     ForeignOwner(u32),
-    /// It belongs to this id, which stands for all users that the namespace does not map.
+    /// The file belongs to this id, which stands for all users that the namespace does not map.
     UnmappedOwner(u32),
-    /// Every user can write to it.
+    /// Every user can write to the file.
     WritableByOthers,
-    /// Members of this group can write to it, and cannot write to the tree.
+    /// Members of this group can write to the file, and cannot write to the tree.
     WritableByGroup(u32),
 }
 

@@ -43,7 +43,7 @@ pub struct OpenTree {
     /// The tree as the index describes it.
     pub fs: Arc<dyn FileSystem>,
     image: Arc<Image>,
-    /// The device of the tree, if its inode numbers are those in the index.
+    /// The device of the tree, if its inode numbers are equal to those in the index.
     device: Option<u64>,
     /// The files of the tree that are in memory.
     pub shared: Option<SharedFiles>,
@@ -60,8 +60,8 @@ impl ViewTree {
     ///
     /// # Errors
     ///
-    /// Those of `load_index`; `PermissionDenied` if the index belongs to a user who is not trusted,
-    /// or if it has access control lists, which the caller of the tree cannot check.
+    /// The errors of `load_index`; `PermissionDenied` if the index belongs to an untrusted user, or
+    /// if it has access control lists, which the caller of the tree cannot check.
     pub fn load(&self) -> Result<CheckedIndex> {
         let refused = |reason: String| Error {
             source: Some(reason.into()),

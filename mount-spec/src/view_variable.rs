@@ -202,28 +202,28 @@ impl View {
 }
 
 impl ViewTree {
-    /// Returns the path of the directory, and the others that programs use.
+    /// Returns the path of the directory, and the other paths that programs use.
     pub fn paths(&self) -> impl Iterator<Item = &PathBuf> + Clone {
         std::iter::once(&self.path).chain(&self.aliases)
     }
 }
 
 impl ViewPool {
-    /// Returns the path of the directory, and the others that programs use.
+    /// Returns the path of the directory, and the other paths that programs use.
     pub fn paths(&self) -> impl Iterator<Item = &PathBuf> + Clone {
         std::iter::once(&self.path).chain(&self.aliases)
     }
 }
 
 impl ViewBatch {
-    /// Returns the path of the directory, and the others that programs use.
+    /// Returns the path of the directory, and the other paths that programs use.
     pub fn paths(&self) -> impl Iterator<Item = &PathBuf> + Clone {
         std::iter::once(&self.path).chain(&self.aliases)
     }
 }
 
 impl ViewLog {
-    /// Returns the path of the directory, and the others that programs use.
+    /// Returns the path of the directory, and the other paths that programs use.
     pub fn paths(&self) -> impl Iterator<Item = &PathBuf> + Clone {
         std::iter::once(&self.path).chain(&self.aliases)
     }

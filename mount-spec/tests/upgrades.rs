@@ -35,7 +35,7 @@ impl Tree {
         self.0.path().join(name)
     }
 
-    /// Writes a file, and sets its modification time to that of all files.
+    /// Writes a file, and sets the modification time that all files have.
     fn write(&self, name: &str, content: u8) {
         fs::write(self.at(name), vec![content; SIZE_BYTES]).unwrap();
         self.set_time(name, SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000));
@@ -243,7 +243,7 @@ const CHANGES: [Change; 17] = [
 ];
 
 /// Returns the names of the files that an image serves, and checks that their blocks in memory are
-/// those of the tree.
+/// equal to the blocks in the tree.
 fn served_files(tree: &Tree, image: BootImage) -> BTreeSet<&'static str> {
     let covered = tree.covered();
     let validity = covered.validity(&image);
@@ -258,8 +258,8 @@ fn served_files(tree: &Tree, image: BootImage) -> BTreeSet<&'static str> {
             continue;
         }
         let mut bytes = vec![0; SIZE_BYTES];
-        hot.blocks_of(node, &mut |offset, block| {
-            bytes[offset as usize..][..block.len()].copy_from_slice(block);
+        hot.pieces_of(node, &mut |offset, piece| {
+            bytes[offset as usize..][..piece.len()].copy_from_slice(piece);
             Ok(())
         })
         .unwrap();

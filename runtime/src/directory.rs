@@ -25,9 +25,9 @@ pub fn runtime_directory() -> Result<PathBuf, Refusal> {
     }
 }
 
-/// Returns the runtime directory of pools. Unlike that of holders it does not depend on
-/// `$XDG_RUNTIME_DIR`, because this variable is set after a remote login, but may not be set in a
-/// task of a job. It is `named`, or without `named` the first of the other directories of
+/// Returns the runtime directory of pools. Unlike the runtime directory of holders, it does not
+/// depend on `$XDG_RUNTIME_DIR`, because this variable is set after a remote login, but may not be
+/// set in a task of a job. It is `named`, or without `named` the first of the other directories of
 /// [`runtime_directory`].
 pub fn pool_runtime_directory(named: Option<PathBuf>) -> Result<PathBuf, Refusal> {
     match named {

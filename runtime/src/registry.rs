@@ -75,7 +75,7 @@ impl Pool {
         })
     }
 
-    /// Returns whether a socket is that of a member that runs on this node. Programs may be
+    /// Returns whether a socket belongs to a member that runs on this node. Programs may be
     /// connected to it although they were to connect to another member of the same daemon: the
     /// member was moved there while they connected.
     pub fn has_socket(&self, socket: &Path) -> bool {
@@ -117,7 +117,7 @@ impl Socket {
     ///
     /// # Errors
     ///
-    /// Those of lstat(2).
+    /// The errors of lstat(2).
     pub fn new(path: PathBuf) -> std::io::Result<Socket> {
         let identity = Socket::identity_of(&path)?;
         Ok(Socket { path, identity })
@@ -128,11 +128,11 @@ impl Socket {
         &self.path
     }
 
-    /// Removes it, if its path still leads to it.
+    /// Removes the socket, if its path still leads to it.
     ///
     /// # Errors
     ///
-    /// Those of unlink(2).
+    /// The errors of unlink(2).
     pub fn remove(&self) -> std::io::Result<()> {
         match self.exists() {
             true => fs::remove_file(&self.path),
@@ -140,8 +140,8 @@ impl Socket {
         }
     }
 
-    /// Returns whether its path still leads to it, and not to the socket of another daemon that
-    /// runs the member now.
+    /// Returns whether the path still leads to this socket, and not to the socket of another daemon
+    /// that runs the member now.
     pub fn exists(&self) -> bool {
         Socket::identity_of(&self.path).is_ok_and(|found| found == self.identity)
     }
@@ -152,7 +152,7 @@ impl Socket {
     }
 }
 
-/// A pool in a directory of the registry, which is not confused with a later one of its name.
+/// A pool in a directory of the registry, distinguished from later pools of the same name.
 #[derive(Debug, Clone)]
 pub struct Described {
     directory: PathBuf,
@@ -164,7 +164,7 @@ impl Described {
     ///
     /// # Errors
     ///
-    /// Wrong input if there is none.
+    /// `Refusal::WrongInput` if no pool is registered there.
     pub fn within(directory: &Path) -> Result<Described, Refusal> {
         match read_text(&directory.join(IDENTITY), IDENTITY_BYTES_MAX)? {
             Some(identity) => Ok(Described { directory: directory.to_owned(), identity }),
@@ -175,12 +175,13 @@ impl Described {
     /// Returns the present description, or `None` if the pool has ended on this node.
     pub fn read(&self) -> Result<Option<Pool>, Refusal> {
         let found = read(&self.directory)?;
-        // A directory of another pool of this name would be described after it was identified.
+        // A later pool of this name gets its identity before its description. If the description
+        // that was read belongs to a later pool, the identity of that pool is read now.
         let identity = read_text(&self.directory.join(IDENTITY), IDENTITY_BYTES_MAX)?;
         Ok(found.filter(|_| identity.as_ref() == Some(&self.identity)))
     }
 
-    /// Returns a value that differs between descriptions, or `None` if there is none.
+    /// Returns a value that differs between descriptions, or `None` if there is no description.
     pub fn version(&self) -> Option<impl PartialEq + Send + use<>> {
         Socket::identity_of(&self.directory.join(DESCRIPTION)).ok()
     }
@@ -222,7 +223,7 @@ impl Registry {
         Ok(identity.and_then(|text| u128::from_str_radix(text.get(..32)?, 16).ok()))
     }
 
-    /// Returns the directory of the pool of this name, whether it exists or not.
+    /// Returns the path of the directory of the pool of this name, whether it exists or not.
     pub fn directory(&self, name: &str) -> Result<PathBuf, Refusal> {
         check_pool_name(name)?;
         Ok(self.pools.join(name))
@@ -235,11 +236,12 @@ impl Registry {
     }
 
     /// Creates the directory of a pool, or finds the one that another daemon of the same pool has
-    /// created on this node. `number` is the number of the pool, `boot` that of the node's boot.
+    /// created on this node. `number` is the number of the pool, and `boot` the number of the
+    /// node's boot.
     ///
     /// # Errors
     ///
-    /// Wrong input if another pool has the name.
+    /// `Refusal::WrongInput` if another pool has the name.
     pub fn join(&self, name: &str, number: u128, boot: u64) -> Result<Registration, Refusal> {
         let directory = self.directory(name)?;
         let identity = format!("{number:032x} {boot:016x}\n");
@@ -285,7 +287,7 @@ impl Registry {
         match renamed {
             Ok(()) => Ok(true),
             Err(e) => {
-                // Other processes do not use it.
+                // No other process uses the new directory.
                 let _ = fs::remove_dir_all(&new);
                 use std::io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotFound};
                 match e.kind() {

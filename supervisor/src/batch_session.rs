@@ -19,11 +19,11 @@ pub const COMMIT_WAIT: Duration = Duration::from_secs(60);
 /// The end of a batch with its mount or its program.
 #[derive(Debug, Clone, Copy)]
 pub enum BatchEnd {
-    /// It is verified and committed.
+    /// The batch is verified and committed.
     Commit,
-    /// It is submitted, and verified later.
+    /// The batch is submitted, and verified later.
     CommitLater,
-    /// It is a part of a batch, and is closed.
+    /// The session is a part of a batch, and the part is closed.
     Close,
 }
 
@@ -32,15 +32,15 @@ pub enum BatchEnd {
 pub enum BatchSession {
     /// Changes are visible in the store immediately.
     Synchronous(StoreAccess),
-    /// Changes are those of a batch, or of a part, that has begun.
+    /// Changes belong to a batch, or to a part of a batch, that has begun.
     Batch(Arc<OpenBatch>, BatchEnd),
 }
 
 /// Opens the store, and begins the batch or joins it as a part.
 ///
 /// # Errors
-/// Those of [`StoreAccess::open_of`], [`OpenBatch::begin`] and [`OpenBatch::join`]; `wrong_input`
-/// for a batch that is only watched.
+/// The errors of [`StoreAccess::open_of`], [`OpenBatch::begin`] and [`OpenBatch::join`];
+/// `wrong_input` if the plan only watches a batch.
 pub fn open_batch_session(plan: &BatchPlan) -> Result<BatchSession, Failure> {
     // Many parts may join at the same time.
     let wait = if let BatchMode::Part { .. } = plan.mode { JOIN_WAIT } else { OPEN_WAIT };
@@ -48,12 +48,13 @@ pub fn open_batch_session(plan: &BatchPlan) -> Result<BatchSession, Failure> {
     let subtree = plan.subtree.as_os_str().as_bytes();
     let (batch, end) = match &plan.mode {
         BatchMode::Synchronous => return Ok(BatchSession::Synchronous(open()?)),
-        BatchMode::Batch { name, is_atomic, is_lazy } => {
+        BatchMode::Batch { name, is_atomic, is_lazy, proof } => {
             let end = if *is_lazy { BatchEnd::CommitLater } else { BatchEnd::Commit };
-            (OpenBatch::begin(open()?, subtree, name, *is_atomic)?, end)
+            (OpenBatch::begin(open()?, subtree, name, *is_atomic)?.with_proof(*proof), end)
         }
-        BatchMode::Part { batch, name } => {
-            (OpenBatch::join(open()?, subtree, *batch, name, JOIN_WAIT)?, BatchEnd::Close)
+        BatchMode::Part { batch, name, proof } => {
+            let part = OpenBatch::join(open()?, subtree, *batch, name, JOIN_WAIT)?;
+            (part.with_proof(*proof), BatchEnd::Close)
         }
         BatchMode::Watch { .. } => {
             return Err(Failure::wrong_input("a batch can be watched only in a mount"));

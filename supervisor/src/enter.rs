@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use quell_mount_spec::ViewTree;
@@ -72,7 +72,8 @@ pub struct SharedTrees {
 }
 
 /// Joins or starts the holder that checks the trees of a plan and has them in memory. The target of
-/// the plan must be `Processes`. `files`, `job` and `waiting` are those of [`enter_view`].
+/// the plan must be `Processes`. `files`, `job` and `waiting` have the same meaning as in
+/// [`enter_view`].
 pub fn share_trees(
     plan: &Plan,
     files: &[InputFile],
@@ -92,6 +93,8 @@ pub fn share_trees(
 pub struct JobInputs {
     /// The files, in the order of the plan, or the reasons why they could not be opened.
     pub files: Vec<Result<JobInput, Failure>>,
+    /// The socket for shared blocks, if the process shares blocks.
+    pub blocks_socket: Option<PathBuf>,
 }
 
 /// Joins or starts the job holder of this node. The source of the plan must
@@ -101,9 +104,9 @@ pub fn job_inputs(plan: &Plan, job: &str, waiting: &Waiting) -> Result<JobInputs
     let found =
         find_holder(plan, &[], Some(job), waiting, shared).map_err(|NotEntered { failure, .. }| failure)?;
     let (answer, _lifeline) = found;
-    let FilesInMemory { holder, files } = serde_json::from_slice(&answer)
+    let FilesInMemory { holder, files, blocks_socket } = serde_json::from_slice(&answer)
         .map_err(|_| Failure::cannot("the job holder sent an answer that cannot be read"))?;
-    Ok(JobInputs { files: files.iter().map(|file| file.open(holder)).collect() })
+    Ok(JobInputs { files: files.iter().map(|file| file.open(holder)).collect(), blocks_socket })
 }
 
 /// Joins the holder of a plan, which is started if there is none, and returns its answer to

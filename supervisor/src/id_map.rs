@@ -13,7 +13,7 @@ pub const UNMAPPED: u32 = u32::MAX;
 pub struct IdMap {
     /// For each range its first number inside and outside, and its length.
     ranges: Vec<(u32, u32, u32)>,
-    /// The number that the kernel shows for unmapped ones.
+    /// The number that the kernel shows for a user or group that is not mapped.
     overflow: u32,
 }
 
@@ -44,8 +44,8 @@ impl IdMap {
         IdMap { ranges: map.lines().filter_map(range).collect(), overflow }
     }
 
-    /// Returns the number outside the namespace; [`UNMAPPED`] for a number that stands for all
-    /// unmapped ones.
+    /// Returns the number outside the namespace; [`UNMAPPED`] for the number that the kernel shows
+    /// for users or groups that are not mapped.
     pub fn outside(&self, inside: u32) -> u32 {
         let in_range = |(first, outside, length): &(u32, u32, u32)| {
             let offset = inside.checked_sub(*first).filter(|offset| offset < length)?;

@@ -74,8 +74,14 @@ impl InputFile {
         Ok(InputFile { path, file, origin: None })
     }
 
-    /// Returns the owner and the mode of the file, for the rules of trust; of a copy, those of the
-    /// original.
+    /// Returns the same open file with another descriptor.
+    pub fn try_clone(&self) -> std::io::Result<InputFile> {
+        let InputFile { path, file, origin } = self;
+        Ok(InputFile { path: path.clone(), file: file.try_clone()?, origin: *origin })
+    }
+
+    /// Returns the owner and the mode of the file, for the rules of trust. For a copy in memory,
+    /// returns the owner and the mode of the original.
     pub fn ownership(&self) -> quell_vfs::Result<Ownership> {
         match self.origin {
             None => Ownership::read(&self.file, &self.path),

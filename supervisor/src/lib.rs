@@ -1,5 +1,6 @@
 //! The processes that hold a view or a mount: the plan, the start, the choice of a view, the checks
-//! of trees, and the end.
+//! of trees, and the end. Also the pools: the start and the end of their daemons, and the finding
+//! of pools by name.
 //!
 //! A command makes a [`Plan`] and calls [`enter_view`] or [`mount`]. These start a holder, which is
 //! another process of the same program and calls [`run_holder`]. Nothing here parses arguments or
@@ -70,12 +71,14 @@ pub use protocol::answer::RecordingResult;
 pub use protocol::job_files::JobInput;
 pub use protocol::plan::{
     BatchMode, BatchPlan, BlobPlan, BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, ImagePlan,
-    JobPlan, KernelCaching, LocksMode, LogPlan, NewFiles, Plan, PlanSource, PoolPlan, RecordingPlan, Target,
-    TreePlan, TreesPlan, ViewChoice, Writes,
+    JobCheck, JobMeeting, JobPlan, KernelCaching, LocksMode, LogPlan, NewFiles, Plan, PlanSource, PoolPlan,
+    RecordingPlan, SampleResult, SharedBlocksPlan, Target, TreePlan, TreesPlan, ViewChoice, Writes,
 };
 pub use protocol::report::{
-    BatchReport, BlobReport, HolderReport, JobNodeReport, JobReport, LogReport, PoolReport, TreeReport,
+    BatchReport, BlobReport, HolderReport, JobNodeReport, JobReport, LogReport, PoolReport,
+    SharedBlocksReport, TreeReport,
 };
+pub use quell_job::MeetingServer;
 pub use record::files::{FileSelection, SelectedFiles};
 pub use record::image::waiting_for_recording;
 pub use record::output_copy::OutputCopy;

@@ -24,7 +24,7 @@ pub struct LogOptions {
     pub locks: Option<LocksMode>,
     /// How long the kernel keeps names and attributes.
     pub kernel_caching: Option<KernelCaching>,
-    /// The form in which files begin.
+    /// The form in which new files are created.
     pub new_files: Option<NewFiles>,
 }
 

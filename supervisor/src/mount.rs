@@ -44,7 +44,7 @@ pub fn mount(plan: &Plan) -> Result<(), Failure> {
     };
     let address = Address { directory: runtime_directory()?, key: mount_key(mountpoint) };
     let lock = lock_unused(&address, mountpoint)?;
-    // That of an earlier mount, which no `quell umount` has read.
+    // Removes the record of an earlier mount, which no `quell umount` has read.
     end_record::remove(&address);
     match start_holder(plan, &address, &[], &lock)?.refused {
         None => Ok(()),

@@ -48,7 +48,7 @@ fn holder_of(mountpoint: &Path) -> Option<HolderProcess> {
     process_of(&directory, &mount_key(mountpoint)).ok()?
 }
 
-/// Returns whether the topmost mount at this path is one of Quell.
+/// Returns whether the topmost mount at this path is a mount of Quell.
 pub fn is_quell_mount(path: &Path) -> bool {
     let table = mount_table::mount_table().unwrap_or_default();
     table.iter().rfind(|mount| mount.point == path).is_some_and(MountTableEntry::is_quell)

@@ -13,7 +13,7 @@ pub const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 pub struct MountTableEntry {
     /// The kernel's mount id. The id of a removed mount may be used again.
     pub id: u64,
-    /// The id of the mount on which it is mounted.
+    /// The id of the mount that contains the mount point.
     pub parent: u64,
     /// Major and minor number of the device, with a colon.
     pub device: String,
@@ -25,7 +25,7 @@ pub struct MountTableEntry {
     pub kind: String,
     /// The source, as the mount gave it.
     pub source: String,
-    /// The file system's own options, without those of this mount.
+    /// The file system's own options, without the options of this mount.
     pub options: String,
 }
 

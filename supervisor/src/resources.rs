@@ -61,10 +61,10 @@ impl MemoryBudget {
         }
     }
 
-    /// Reserves memory for an image: `served_bytes` as long as it is served, `passing_bytes` only
+    /// Reserves memory for an image: `served_bytes` as long as it is served, `temporary_bytes` only
     /// while it is decoded.
-    pub fn reserve(&mut self, image: &Path, served_bytes: u64, passing_bytes: u64) -> Result<(), Failure> {
-        self.check(image, "", served_bytes + passing_bytes)?;
+    pub fn reserve(&mut self, image: &Path, served_bytes: u64, temporary_bytes: u64) -> Result<(), Failure> {
+        self.check(image, "", served_bytes + temporary_bytes)?;
         self.bytes -= served_bytes;
         Ok(())
     }
@@ -298,7 +298,8 @@ mod tests {
             let number = u64::from_le_bytes(index[at..at + 8].try_into().unwrap());
             index[at..at + 8].copy_from_slice(&(number + added).to_le_bytes());
         };
-        // The file is larger: its last section but one is, and the last one begins later.
+        // The file is larger: its last section but one is larger, and its last section begins
+        // later.
         let last = format::PREAMBLE_BYTES - format::SECTION_ROW_BYTES;
         [40, last - format::SECTION_ROW_BYTES + 24, last + 16].into_iter().for_each(&mut add);
         seal(&mut index, format::HEADER_CHECKSUM_AT, format::PREAMBLE_BYTES);
@@ -323,7 +324,11 @@ mod tests {
     struct Zeros;
 
     impl quell_boot::ReadBlock for Zeros {
-        fn read(&mut self, _: u32, _: u32, _: &mut [u8; quell_boot::BLOCK_BYTES]) -> quell_vfs::Result<bool> {
+        fn read(
+            &mut self,
+            _: &quell_boot::Recorded,
+            _: &mut [u8; quell_boot::BLOCK_BYTES],
+        ) -> quell_vfs::Result<bool> {
             Ok(true)
         }
     }

@@ -36,10 +36,10 @@ pub struct Waiting {
 
 /// The process that started this one and waits for it; if it ends, this one ends, too.
 enum Creator {
-    /// There is none, or the kernel gives no descriptor for it (Linux before 5.3).
+    /// No process waits for this one, or the kernel gives no descriptor for it (Linux before 5.3).
     None,
     Running(OwnedFd),
-    /// It ended before this process could open a descriptor for it.
+    /// The process ended before this one could open a descriptor for it.
     Ended,
 }
 
@@ -125,7 +125,8 @@ impl Waiting {
         self.creator.has_ended()
     }
 
-    /// Performs an operation that accesses `path`. The watching thread has ended at the return.
+    /// Performs an operation that accesses `path`. The watching thread has ended when this function
+    /// returns.
     pub fn watch<T>(&self, path: &Path, operation: impl FnOnce() -> T) -> T {
         self.watch_for(path, Duration::ZERO, operation)
     }

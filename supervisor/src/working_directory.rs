@@ -53,8 +53,9 @@ impl WorkingDirectory {
             None => Failure::cannot(format!("the working directory {path} cannot be entered in the view ({e})")),
         })?;
         let is_same = match &tree {
-            // The view has its own directories: the one with this path is the right one, unless
-            // another file system is mounted over it, of which the view shows only the mount point.
+            // The view has its own directories. The directory with the same path is the right one,
+            // unless another file system is mounted there, of which the view shows only the mount
+            // point.
             Some(tree) => tree.crosses_mounts || is_on_one_mount(&tree.path),
             None => is_same_directory(&directory),
         };

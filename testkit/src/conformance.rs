@@ -43,7 +43,8 @@ pub fn run(implementation: &Implementation<'_>) {
     }
 }
 
-/// Checks the promise of this name. Panics if there is none, or if it is not kept.
+/// Checks the promise of this name. Panics if no promise has this name, or if the promise is not
+/// kept.
 pub fn check(promise: &str, implementation: &Implementation<'_>) {
     println!("{}: {promise}", implementation.name);
     let found = PROMISES.iter().find(|(name, _)| *name == promise);

@@ -97,8 +97,8 @@ impl Faults {
         }
     }
 
-    /// Returns the number of earlier listings of the directory up to the number of wrong ones, and
-    /// that number.
+    /// Returns the number of earlier listings of the directory, at most the number of wrong
+    /// listings, and the number of wrong listings.
     fn unsettled(&self, path: &[u8]) -> (u32, u32) {
         let Some(Fault::Unsettled(until)) = self.fault_for("settle", path) else { return (0, 0) };
         let listings = lock(&self.listings);

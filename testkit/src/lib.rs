@@ -1,6 +1,7 @@
 //! Support for tests, not linked into releases: trees described in memory, a reference file system
 //! simple enough to be verified by reading, the conformance suite for all implementations of the
-//! contract, and directories that count operations or inject faults.
+//! contract, directories and a store that count operations or inject faults, and the recording and
+//! checking of histories of concurrent operations.
 //!
 //! All random choices come from a seed, so a run can be repeated from one number.
 

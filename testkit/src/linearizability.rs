@@ -16,14 +16,14 @@ pub use quell_vfs::{ErrorKind, Rename};
 /// The largest number of operations of a history.
 const OPERATIONS_MAX: usize = 128;
 
-/// A recorded operation. Positions are those of events of the history, in the order of time.
+/// A recorded operation. Positions are the numbers of events of the history, in the order of time.
 #[derive(Debug)]
 struct Recorded<M: Model> {
     operation: M::Operation,
     begin: usize,
     /// The position of the end, and the result; `None` if the result is not known.
     end: Option<(usize, M::Result)>,
-    /// The operation had no effect.
+    /// Whether the operation had no effect.
     is_refused: bool,
 }
 

@@ -25,7 +25,7 @@ struct Part {
 }
 
 #[derive(Debug, Clone)]
-struct Held {
+struct LockEntry {
     owner: MountOwner,
     part: Part,
     mode: LockMode,
@@ -33,7 +33,7 @@ struct Held {
 
 /// The locks of one file.
 #[derive(Debug, Clone, Default)]
-pub struct LockTable(Vec<Held>);
+pub struct LockTable(Vec<LockEntry>);
 
 fn parts(scope: LockScope) -> Result<Vec<Part>> {
     let whole_file = Part { kind: Kind::WholeFile, first: 0, last: 0 };
@@ -63,7 +63,7 @@ impl LockTable {
             return Ok(false);
         }
         self.unlock(owner, scope)?;
-        self.0.extend(parts(scope)?.into_iter().map(|part| Held { owner, part, mode }));
+        self.0.extend(parts(scope)?.into_iter().map(|part| LockEntry { owner, part, mode }));
         Ok(true)
     }
 
@@ -78,10 +78,10 @@ impl LockTable {
                 }
                 if held.part.first < removed.first {
                     let part = Part { last: removed.first - 1, ..held.part };
-                    left.push(Held { part, ..held.clone() });
+                    left.push(LockEntry { part, ..held.clone() });
                 }
                 if held.part.last > removed.last {
-                    left.push(Held { part: Part { first: removed.last + 1, ..held.part }, ..held });
+                    left.push(LockEntry { part: Part { first: removed.last + 1, ..held.part }, ..held });
                 }
             }
             self.0 = left;
@@ -97,7 +97,7 @@ impl LockTable {
         mode: LockMode,
     ) -> Result<Option<HeldLock>> {
         let wanted = parts(scope)?;
-        let conflicts = |held: &&Held| {
+        let conflicts = |held: &&LockEntry| {
             held.owner != owner
                 && (held.mode == LockMode::Exclusive || mode == LockMode::Exclusive)
                 && wanted.iter().any(|part| part.overlaps(&held.part))

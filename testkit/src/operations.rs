@@ -13,8 +13,8 @@ use crate::tree::{NodeNumber, Tree, TreeNode};
 pub struct Shape {
     /// The number of entries to generate; entries of equal name are skipped.
     pub entries: usize,
-    /// Times before 1678 and after 2261, sizes up to the maximum, long names, many links and
-    /// attributes: values that a format can store but hardly any file system can.
+    /// Whether there are times before 1678 and after 2261, sizes up to the maximum, long names,
+    /// many links and attributes: values that a format can store but hardly any file system can.
     pub extremes: bool,
     /// Whether nodes have extended attributes.
     pub xattrs: bool,

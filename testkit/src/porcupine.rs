@@ -1,6 +1,5 @@
 //! Checks histories with porcupine, which searches for an order of the transactions, as a program
-//! of its own (`testkit/porcupine`). It has nothing in common with [`crate::serializability`] but
-//! the histories.
+//! of its own (`testkit/porcupine`). It shares only the histories with [`crate::serializability`].
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -44,8 +43,9 @@ impl Porcupine {
     }
 }
 
-/// Returns a history in the format of the program. Each read of the last transaction is one of its
-/// own, because porcupine divides a history whose transactions concern one object each.
+/// Returns a history in the format of the program. Each read of the last transaction becomes a
+/// transaction of its own, because porcupine divides a history whose transactions concern one
+/// object each.
 fn describe(history: &[HistoryTransaction]) -> String {
     let mut text = String::new();
     let (last, others) = history.split_last().expect("the last transaction reads everything");

@@ -5,9 +5,9 @@
 //!
 //! A read of a list shows the order of all appends before it, so for lists alone the check is
 //! complete: `tests/serializability.rs` compares it with all orders of the transactions of short
-//! histories, and plants each kind of anomaly. For registers it finds no violation that depends on
-//! an order of writes which no read and no time shows. [`crate::porcupine`] is a second checker, of
-//! another kind.
+//! histories, and checks histories with each kind of anomaly. For registers it does not find a
+//! violation that depends on an order of writes which neither a read nor the order in real time
+//! shows. [`crate::porcupine`] is a second checker, of another kind.
 
 mod graph;
 mod history;
@@ -90,8 +90,8 @@ fn own_appends(transaction: &HistoryTransaction) -> HashSet<u64> {
     transaction.operations.iter().filter_map(value).collect()
 }
 
-/// Returns the longest version of each list that a committed transaction has read. All others must
-/// be its beginnings.
+/// Returns the longest version of each list that a committed transaction has read. All other
+/// versions must be prefixes of it.
 fn longest_lists(history: &[HistoryTransaction]) -> Result<BTreeMap<u64, Vec<u64>>, String> {
     let mut lists: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
     for transaction in history.iter().filter(|transaction| transaction.outcome == Outcome::Committed) {

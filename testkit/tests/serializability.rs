@@ -152,7 +152,7 @@ fn anomalies() -> Vec<(&'static str, Vec<HistoryTransaction>)> {
         ),
         // A lost update: both have read the empty list.
         ("G-single:", ended(vec![update(10), update(11)], &lists(&[10, 11], &[]))),
-        // A read that is not one state.
+        // A read that does not correspond to one state.
         (
             "G-single:",
             ended(
@@ -322,8 +322,8 @@ fn serial_and_concurrent_histories_are_accepted() {
     }
 }
 
-/// Returns a short history that is serial, and then changed in some places: what a transaction has
-/// read, when it ran, and its result.
+/// Returns a short serial history with changes in some places: the values that a transaction has
+/// read, its times, and its result.
 fn random_history(random: &mut Random, has_registers: bool) -> Vec<HistoryTransaction> {
     let (mut state, mut value, mut history) = (State::default(), 10, Vec::new());
     let mut states = vec![state.clone()];
@@ -363,7 +363,7 @@ fn random_history(random: &mut Random, has_registers: bool) -> Vec<HistoryTransa
         if random.one_in(6) {
             outcome = if random.one_in(3) { Outcome::Refused } else { Outcome::Unknown };
             if random.one_in(2) {
-                // It had no effect.
+                // The transaction had no effect.
                 state = states.last().expect("the initial state").clone();
             }
             operations.retain(|operation| matches!(operation, Append(..) | Write(..)));

@@ -7,7 +7,7 @@ use crate::stage::{Stage, has};
 use crate::trees::set_mtime;
 
 #[test]
-fn git_status_reads_no_file_with_minimal_stat_data() {
+fn git_status_reads_no_unchanged_file() {
     if !has("git") {
         skip!("git is not installed");
     }
@@ -38,7 +38,9 @@ fn git_status_reads_no_file_with_minimal_stat_data() {
             stage.run(run.arg(&tree)).expect(0).text().lines().count()
         };
         assert_eq!(modified("-c core.checkStat=minimal -c core.trustctime=false"), 0, "{view}");
-        assert_eq!(modified(""), 20, "{view}: git compares inode numbers and status change times");
+        // git compares inode numbers and status change times, which a tmpfs does not keep.
+        let read_by_default = if view == "overlay" { 20 } else { 0 };
+        assert_eq!(modified(""), read_by_default, "{view}");
     }
     stage.expect_nothing_left();
 }

@@ -68,7 +68,7 @@ fn a_batch_is_published_when_its_mount_is_removed() {
         stage.sh(TRUNCATE_WITH_SET_ID, &[&batch.point]).expect(0).text(),
         permissions_after_truncation()
     );
-    // Others see nothing of it yet, and can use the store meanwhile.
+    // Other mounts show nothing of the batch yet, and can change the store meanwhile.
     let others = stage.mount_batch(&store, &[], "others");
     assert_eq!(fs::read_dir(&others.point).unwrap().count(), 0);
     fs::write(others.point.join("own"), "of others").unwrap();
@@ -270,7 +270,7 @@ fn a_batch_that_is_not_committed_is_reported() {
     others.umount();
     stage.run(stage.quell().arg("umount").arg(&batch.point)).expect(3).says("batch 1 was not committed");
     assert_eq!(stage.batches(&store)[0]["state"], "open");
-    // Others make way, and another process commits it.
+    // The other file is removed, and another process commits the batch.
     let others = stage.mount_batch(&store, &[], "again");
     fs::remove_file(others.point.join("same")).unwrap();
     others.umount();
@@ -348,7 +348,7 @@ fn a_batch_whose_process_was_killed_is_aborted() {
     command("abort").expect(0);
     assert_eq!(stage.batches(&store)[0]["state"], "aborted");
     command("abort").expect(2);
-    // Nothing of it is visible, and the next batch can begin.
+    // Nothing of the batch is visible, and the next batch can begin.
     let next = stage.mount_batch(&store, &["--mode", "batch"], "next");
     assert_eq!(fs::read_dir(&next.point).unwrap().count(), 0);
     next.umount();

@@ -129,7 +129,7 @@ fn a_file_that_was_changed_in_the_tree_is_stale() {
     fs::write(mounted.point.join("changed"), "of the store").unwrap();
     fs::remove_file(mounted.point.join("gone")).unwrap();
     mounted.umount();
-    // Nothing else is copied out than the bytes of the adoption.
+    // Files of the tree that were changed since the adoption are not exported.
     let out = stage.path("exported");
     let mut export = stage.quell();
     let exported = stage.run(export.args(words(&[&"batch", &"export", &store, &out])));
@@ -266,7 +266,7 @@ fn the_tree_of_another_user_gives_its_owner_no_power() {
 fn a_failed_adoption_removes_nothing_of_a_directory_that_replaces_the_store() {
     let stage = Stage::new();
     let tree = stage.dir("tree");
-    // Their reports do not fit into a pipe, so the adoption waits for the reader.
+    // The reports about these files do not fit into a pipe, so the adoption waits for the reader.
     let script = r#"cd "$1"; seq -f "a-long-name-of-a-file-%g" 3000 | xargs mkfifo"#;
     stage.sh(script, &[&tree]).expect(0);
     let victim = stage.dir("victim");

@@ -81,7 +81,7 @@ fn two_mounts_have_parts_of_one_batch() {
              ./out/common/two two\n./same one\n./same.quell-conflict-1-1 two\n"
         );
         after.umount();
-        // The number is that of a batch which is committed.
+        // The batch with this number is committed already.
         let mut late = stage.quell();
         let point = stage.dir(&format!("late-{has_server}"));
         late.args(words(&[&"mount", &"--batch", &store, &"--join", &number, &point]));
@@ -176,4 +176,42 @@ fn the_ranks_of_an_mpi_job_have_parts_of_one_batch() {
     assert_eq!(stage.sh(count, &[&after.point]).expect(0).text(), "120\n0123");
     after.umount();
     stage.expect_nothing_left();
+}
+
+#[test]
+fn a_part_submits_the_form_of_proof_that_its_user_selects() {
+    const FILES: u64 = 2000;
+    const CREATE: &str = r#"cd "$1" && mkdir d && cd d && seq -f file.%06g 0 1999 | xargs touch"#;
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.path("store");
+    stage.quell_batch(0, &[&"init", &store]);
+    let number = stage.begin_batch(&store);
+    let bytes_of = |part: &str| -> u64 {
+        let files = fs::read_dir(store.join("batches").join(part)).unwrap();
+        files.map(|file| file.and_then(|file| file.metadata()).unwrap().len()).sum()
+    };
+    let point = stage.dir("point");
+    let mut sizes = Vec::new();
+    for (part, options) in [("2", &["--proof", "certificate"][..]), ("3", &["--proof", "log"]), ("4", &[])] {
+        let mut command = stage.quell();
+        command.arg("run").arg("--batch").arg(format!("{}={}", store.display(), point.display()));
+        command.args(["--join", &number]).args(options).args(["--", "sh", "-c", CREATE, "sh"]);
+        stage.run(command.arg(&point)).expect(0);
+        sizes.push(bytes_of(part));
+    }
+    let [tables, log, default] = sizes[..] else { panic!("{sizes:?}") };
+    assert!(log < FILES * 8 && tables > FILES * 10 && default > FILES * 10, "{sizes:?}");
+    // The three parts have one directory, and each other name twice in conflict.
+    let (_, err) = stage.quell_batch(0, &[&"commit", &store, &number]);
+    assert!(err.contains(&format!("{} conflicts;", 2 * FILES)), "{err}");
+    let after = stage.mount_batch(&store, &[], "after");
+    assert_eq!(fs::read_dir(after.point.join("d")).unwrap().count() as u64, 3 * FILES);
+    // The option is for batches.
+    let mut command = stage.quell();
+    command.args(words(&[&"mount", &"--batch", &store, &stage.dir("other"), &"--proof", &"log"]));
+    let refused = stage.run(&mut command).expect(2);
+    assert!(refused.err.contains("--mode batch"), "{}", refused.err);
 }

@@ -62,7 +62,7 @@ fn files_of_all_processes_are_published_when_the_program_ends() {
     let read =
         "cd $1; ls a/b | wc -l; cat hard soft three a/b/50; wc -c < large; tail -n 1 large | tr -d '\\0'";
     assert_eq!(stage.read_preloaded(&store, read), "48\n1\n2\n3\n50\n300005\nmore\n");
-    // The second batch is one of a directory of the store.
+    // The second batch is limited to a directory of the store.
     let mut inside = stage.preloaded_script(&store.join("a"), &dir, &[], "cd $1; cat b/7; echo more > b/7");
     assert_eq!(stage.run(&mut inside).expect(0).text(), "7\n");
     assert_eq!(stage.read_preloaded(&store, "cat $1/a/b/7"), "more\n");

@@ -48,7 +48,8 @@ fn files_of_a_program_are_published_when_it_ends() {
     let batches = stage.batches(&store);
     assert_eq!((&batches[0]["state"], &batches[0]["name"]), (&"committed".into(), &"first".into()));
     assert_eq!(stage.read_store(&store, "ls $1/a/b | wc -l; cat $1/a/b/200"), "200\n200\n");
-    // The working directory of the program is one of the mount, also if it exists outside.
+    // The working directory of the program is a directory of the mount, also if its path exists
+    // outside.
     let mut inside = stage.run_batch(&store.join("a"), &dir, &[], "cat b/7; echo more > b/7");
     assert_eq!(stage.run(inside.current_dir(&dir)).expect(0).text(), "7\n");
     assert_eq!(stage.read_store(&store, "cat $1/a/b/7"), "more\n");

@@ -66,7 +66,7 @@ fn several_mounts_and_batches_use_one_server() {
     assert!(eventually(|| {
         stage.run(stage.quell().args(words(&[&"batch", &"abort", &store, &"2"]))).code() == Some(0)
     }));
-    // The mounts go on with the next server, and the open file with them.
+    // The mounts continue with the next server, and so does the open file.
     let open = File::options().append(true).open(one.point.join("meanwhile")).unwrap();
     server.signal(Signal::TERM);
     server.wait().expect(0);

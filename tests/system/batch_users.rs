@@ -1,5 +1,5 @@
 //! A store for batches that the members of a group use: the permissions in its name space, batches
-//! of other users than its owner, and access to its files past Quell.
+//! of other users than its owner, and direct access to its files, without Quell.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -135,7 +135,7 @@ fn members_of_the_group_use_a_store_with_their_permissions() {
     );
     fixture.umount(USER, &mine).expect(0);
     fixture.umount(OWNER, &theirs).expect(0);
-    // Past Quell, the other user reads tables, and changes no file of the owner.
+    // Without Quell, the other user can read tables, but cannot change a file of the owner.
     for refused in
         ["ls keys", "ls batches", "cat lock", "touch new", "touch tables/new", "touch data/new", "rm socket"]
     {
@@ -162,7 +162,7 @@ fn a_batch_of_another_user_is_committed_by_the_server() {
     for options in [&["--mode", "batch"][..], &["--mode", "batch", "--lazy"]] {
         let job = fixture.mount(USER, "run", options, "job");
         fixture.sh(USER, script).expect(0);
-        // Another process neither commits nor aborts it.
+        // Another process neither commits nor aborts the batch.
         let batches = fixture.quell(USER, &["batch", "status", store, "--trust-owner", "1"]).expect(0).text();
         let number = batches.lines().last().unwrap().split_whitespace().next().unwrap().to_owned();
         fixture

@@ -113,7 +113,7 @@ fn batches_are_verified_by_a_process_that_status_lists() {
     let text = fixture.batch(&["status", fixture.store()]).expect(0).text();
     let last = text.lines().last().unwrap();
     assert!(last.starts_with("auxiliary server ") && last.ends_with(": idle, 1 batch verified"), "{text}");
-    // SIGTERM ends an idle one, and Ctrl-C another one at the socket.
+    // SIGTERM ends an idle auxiliary server, and Ctrl-C one that is connected through the socket.
     remote.signal(Signal::TERM);
     let ended = remote.wait().expect(0);
     assert_eq!(events(&ended.text()), ["connected", "begun", "verified"]);
@@ -125,10 +125,10 @@ fn batches_are_verified_by_a_process_that_status_lists() {
     let verified: Value = serde_json::from_str(ended.text().lines().last().unwrap()).unwrap();
     // 200 files and two directories.
     assert_eq!((&verified["event"], &verified["entries"]), (&"verified".into(), &202.into()), "{verified}");
-    // Without one, the server verifies batches itself.
+    // Without an auxiliary server, the server verifies batches itself.
     assert!(eventually(|| fixture.auxiliary().is_empty()));
     fixture.import("three").wait().expect(0);
-    // A key that is not that of the server.
+    // A key that differs from the key of the server.
     let own = fs::read(&key).unwrap();
     fs::write(&key, [7; 32]).unwrap();
     fixture.batch(&["verify", fixture.store()]).expect(3).says("key");
@@ -161,7 +161,8 @@ fn a_batch_is_committed_after_its_auxiliary_server_or_the_server_was_killed() {
         }
         import.wait().expect(0);
         if is_server_killed {
-            // It finds the next server, and the verification of the first one is not repeated.
+            // The stopped process finds the next server, and the verification of the first one is
+            // not repeated.
             stopped.signal(Signal::CONT);
             assert!(eventually(|| fixture.auxiliary().len() == 1));
             fixture.import("last").wait().expect(0);

@@ -421,7 +421,8 @@ fn check_histories_in_a_ceph(groups: usize) {
         };
         all[chosen] = Some(servers);
     }
-    // The other disks have all data.
+    // Then the other disks have all data.
+    ceph.wait_until_it_is_clean();
     send(ceph.process("osd1"), Signal::KILL);
     pause(&mut random, 1000..2000);
     clients.check();

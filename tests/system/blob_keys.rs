@@ -66,7 +66,7 @@ fn keys_allow_what_their_prefixes_allow() {
     // Programs on the machine of the server have all rights.
     stage.blob_as(&format!("unix:{}", line["socket"].as_str().unwrap()), "gc", &[]).expect(0);
 
-    // A key cannot be changed, and derives no others.
+    // A key cannot be changed, and no other key can be derived from it.
     let copy = stage.path("changed.key");
     let mut bytes = fs::read(stage.path("site.key")).unwrap();
     let at = bytes.windows(5).position(|part| part == b"site/").unwrap();
@@ -76,7 +76,7 @@ fn keys_allow_what_their_prefixes_allow() {
     let arguments: [&dyn AsRef<std::ffi::OsStr>; 3] = [&stage.path("new.key"), &"--read", &"total"];
     stage.blob_as(&site, "key", &arguments).expect(2).says("derived key");
     stage.blob_as(&admin, "key", &arguments).expect(2).says("derived key");
-    // A copy of the key of the store does.
+    // Keys can be derived from a copy of the key of the store.
     let of_store = with(line["key"].as_str().unwrap());
     stage.blob_as(&of_store, "key", &arguments).expect(0);
     stage.blob_as(&of_store, "key", &arguments).expect(3).says("--force");

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use rustix::process::Signal;
+use serde_json::Value;
 
 use crate::blob_files::{FILES, can_mount};
 use crate::blob_languages::{libraries, python};
@@ -25,7 +26,7 @@ pub struct Ceph<'a> {
 }
 
 impl<'a> Ceph<'a> {
-    /// Returns `None` if there can be none here.
+    /// Returns `None` if no Ceph can run on this machine.
     pub fn start(stage: &'a Stage) -> Option<Ceph<'a>> {
         let has = |path: &str| Path::new(path).exists();
         if !is_root() || !has("/usr/bin/dpkg") || !has("/dev/fuse") {
@@ -58,6 +59,39 @@ impl<'a> Ceph<'a> {
     pub fn process(&self, name: &str) -> i32 {
         let line = fs::read_to_string(self.directory.join("run").join(name)).unwrap();
         line.split(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// Waits until each object has its two copies, so that the death of one OSD loses no object. An
+    /// OSD that the others took for dead for a moment lacks the data that was written meanwhile.
+    pub fn wait_until_it_is_clean(&self) {
+        let ask = |words: &[&str]| {
+            let output = self.inside("ceph").args(words).output().unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
+        // The states of placement groups come from the OSDs, which report them at intervals.
+        for disk in ["0", "1", "2"] {
+            let number = |text: String| text.trim().parse::<u64>().unwrap_or(0);
+            let mut reported = 0;
+            let has_reported = || {
+                reported = number(ask(&["tell", &format!("osd.{disk}"), "flush_pg_stats"]));
+                reported > 0
+            };
+            assert!(eventually(has_reported));
+            assert!(eventually(|| number(ask(&["osd", "last-stat-seq", disk])) >= reported));
+        }
+        let is_clean = || {
+            let Ok(found) = serde_json::from_str::<Value>(&ask(&["pg", "dump", "pgs_brief", "-f", "json"]))
+            else {
+                return false;
+            };
+            let groups = found["pg_stats"].as_array().expect("the placement groups");
+            groups.iter().all(|group| {
+                let state = group["state"].as_str().unwrap();
+                let up = group["up"].as_array().unwrap();
+                state.starts_with("active+clean") && up.len() == 2
+            })
+        };
+        assert!(eventually(is_clean), "the cluster does not get clean");
     }
 
     /// Returns `quell blob` with arguments, in the network of the cluster.
@@ -119,7 +153,7 @@ fn servers_of_a_store_in_ceph_replace_each_other() {
     let file = stage.file("data", &data);
     run(&[&"put", &store, &file]).expect(0);
 
-    // One that waits, and one that does not.
+    // One server that waits for the first one to end, and one that does not.
     let second_directory = ceph.directory("second", &key);
     let mut second = ceph.serve(&second_directory, &["--standby"]);
     let third_directory = ceph.directory("third", &key);

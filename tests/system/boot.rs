@@ -99,7 +99,7 @@ fn a_start_from_the_image_reads_nothing_of_the_source() {
 #[test]
 fn recorded_blocks_outlive_the_source_and_others_are_errors() {
     let fixture = Fixture::new();
-    fixture.record(&["-q"], START).expect(0);
+    fixture.record(&["-q", "--exact"], START).expect(0);
     let expected = fixture.direct(START);
     let spare = fixture.stage.path("spare");
     assert!(Command::new("cp").args(["-a"]).arg(&fixture.tree).arg(&spare).status().unwrap().success());
@@ -127,6 +127,53 @@ fn recorded_blocks_outlive_the_source_and_others_are_errors() {
         let refilled = Command::new("cp").args(["-aT"]).arg(&spare).arg(&fixture.tree).status().unwrap();
         assert!(refilled.success());
     }
+}
+
+/// A read of another block of a recorded file would otherwise take an open of the file.
+#[test]
+fn other_blocks_of_recorded_files_are_read_from_the_image() {
+    let fixture = Fixture::new();
+    fixture.record(&[], START).expect(0).says("32.00 KiB of 3 files and 1.55 MiB of unread blocks in");
+    let shown = fixture.boot(&["show", "--files", "--json"]).expect(0);
+    assert_eq!(shown.json()["unread_blocks"], 396);
+    assert_eq!(files_of(&shown), [("large".into(), 4), ("small".into(), 1), ("sub/other".into(), 4)]);
+    let script = r#"cat "$0/large" "$0/small" "$0/sub/other""#;
+    let expected = fixture.direct(script);
+    // A read of the source gives a wrong result.
+    let path = fixture.tree.join("large");
+    let modified = fs::metadata(&path).unwrap().modified().unwrap();
+    fs::write(&path, vec![b'x'; 400 * BLOCK]).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+    for view in VIEWS {
+        let options = ["-q", "--strict", "--view", view, "--check", "none", "--recheck", "0"];
+        assert!(fixture.run(&options, script).expect(0).out == expected, "{view}");
+    }
+    // A merge keeps the unread blocks.
+    let merged = fixture.stage.path("merged.boot");
+    let mut command = fixture.stage.quell();
+    command.args(["boot", "merge"]).arg(&fixture.image).arg(&fixture.image).arg("-o").arg(&merged);
+    fixture.stage.run(&mut command).expect(0);
+    fs::rename(&merged, &fixture.image).unwrap();
+    let options = ["-q", "--strict", "--check", "none", "--recheck", "0"];
+    assert!(fixture.run(&options, script).expect(0).out == expected);
+    fixture.boot(&["extract", fixture.stage.path("extracted").to_str().unwrap()]).expect(0);
+    assert!(fs::read(fixture.stage.path("extracted/large")).unwrap() == expected[..400 * BLOCK]);
+}
+
+#[test]
+fn a_damaged_frame_of_unread_blocks_is_not_served() {
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], START).expect(0);
+    let mut bytes = fs::read(&fixture.image).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&fixture.image, bytes).unwrap();
+    fixture.boot(&["verify"]).expect(2);
+    let expected = fixture.direct(START);
+    let ended = fixture.run(&["--strict"], START).expect(0);
+    assert_eq!((ended.out, &*ended.err), (expected, ""), "the frame is not read");
+    let script = r#"cat "$0/large""#;
+    let ended = fixture.run(&["--strict"], script).expect(0).says("are read from the tree");
+    assert!(ended.out == fixture.direct(script));
 }
 
 #[test]
@@ -180,7 +227,7 @@ fn images_are_merged_and_taken_out_of() {
     fixture.record(&["-q"], r#"cat "$0/small""#).expect(0);
     let first = fixture.stage.path("first.boot");
     fs::rename(&fixture.image, &first).unwrap();
-    fixture.record(&["-q"], START).expect(0);
+    fixture.record(&["-q", "--exact"], START).expect(0);
     let merged = fixture.stage.path("merged.boot");
     let mut command = fixture.stage.quell();
     command.args(["boot", "merge"]).arg(&first).arg(&fixture.image).arg("-o").arg(&merged);
@@ -224,7 +271,7 @@ fn an_image_whose_files_have_all_changed_is_refused() {
 #[test]
 fn a_damaged_image_is_refused_with_the_offset_and_the_program_runs() {
     let fixture = Fixture::new();
-    fixture.record(&["-q"], START).expect(0);
+    fixture.record(&["-q", "--exact"], START).expect(0);
     let whole = fs::read(&fixture.image).unwrap();
     let expected = fixture.direct(START);
     let damage = |bytes: &[u8], words: &str| {

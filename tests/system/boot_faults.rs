@@ -307,7 +307,7 @@ fn an_image_that_is_cut_anywhere_is_refused() {
 #[test]
 fn a_flipped_bit_anywhere_is_found_and_nothing_of_it_is_served() {
     let fixture = Fixture::new();
-    fixture.record(&["-q"], START).expect(0);
+    fixture.record(&["-q", "--exact"], START).expect(0);
     let whole = fs::read(&fixture.image).unwrap();
     let expected = fixture.direct(START);
     for part in 0..16 {
@@ -359,7 +359,7 @@ fn a_source_that_changed_is_served_as_it_is_and_said() {
 #[test]
 fn a_file_never_mixes_recorded_and_changed_content() {
     let fixture = Fixture::new();
-    fixture.record(&["-q"], START).expect(0);
+    fixture.record(&["-q", "--exact"], START).expect(0);
     let before = fs::read(fixture.tree.join("large")).unwrap();
     fs::write(fixture.tree.join("large"), trees::noise(400 * BLOCK, 9)).unwrap();
     // Blocks 0 and 100 to 102 are in memory, and the file was replaced: the first miss reports it,

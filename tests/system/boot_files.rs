@@ -20,7 +20,7 @@ const VIEWS: [&str; 3] = ["overlay", "overlay-fuse", "fuse"];
 const UNCHECKED: [&str; 5] = ["-q", "--check", "none", "--recheck", "0"];
 const FILES: usize = 120;
 const FILE_BYTES: usize = 5 * BLOCK + 99;
-/// Reads all small files, in another order than that of the image.
+/// Reads all small files, in another order than the order in the image.
 const READ_ALL: &str = r#"cat "$0"/d2/* "$0"/d0/* "$0"/d1/* | cksum"#;
 
 /// A tree with small files in three directories, a large file, an empty file and hard links.
@@ -110,7 +110,7 @@ fn files_are_selected_by_size_and_by_pattern_without_a_program() {
     let message = fixture.select(&["--small", "32K"]).expect(0).err;
     assert!(message.contains("121 files with") && message.contains("of memory for them"), "{message}");
     let small = files_of(&fixture.show());
-    // The file with two names is there once; the large and the empty file are not.
+    // The image has the file with two names once, and neither the large nor the empty file.
     assert_eq!(small.len(), FILES + 1, "{small:?}");
     assert!(small.contains(&("d1/f1".into(), 6)) && small.iter().any(|(name, _)| name.ends_with(".h")));
     let mut verify = fixture.stage.quell();

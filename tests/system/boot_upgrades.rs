@@ -1,5 +1,6 @@
 //! Boot images after a change of a part of the tree: the blocks of unchanged files are still
-//! served, those of changed files never, and a recording adds only the missing blocks.
+//! served, the blocks of changed files are never served, and a recording adds only the missing
+//! blocks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -223,6 +224,38 @@ fn an_update_keeps_blocks_that_are_not_read_this_time_and_works_without_an_image
         .says("cannot be updated")
         .says("without --update it is replaced");
     assert_eq!(packages.shown(), all);
+}
+
+#[test]
+fn changed_files_are_read_again_without_a_program() {
+    let packages = Packages::new();
+    let image_only = |options: &[&str]| {
+        let mut command = packages.stage.quell();
+        command.arg("record").args(options).arg("-i").arg(&packages.index).arg("-o").arg(&packages.image);
+        packages.stage.run(&mut command)
+    };
+    image_only(&["--update", "--changed"]).expect(2).says("does not exist");
+    packages.record(&["-q"]).expect(0);
+    packages.upgrade();
+    packages.update_index();
+    image_only(&["--changed"]).expect(2);
+    image_only(&["--update", "--changed"]).expect(0).says("1 recording");
+    let names: Vec<String> = packages.shown().into_iter().map(|(name, _)| name).collect();
+    // A file with a new name was never read.
+    assert_eq!(names, ["kept/one", "kept/sub/two", "upgraded/code", "upgraded/version"]);
+    let expected = packages.direct();
+    packages.spoil_kept();
+    for file in ["upgraded/code", "upgraded/version"] {
+        let (path, modified) =
+            (packages.tree.join(file), fs::metadata(packages.tree.join(file)).unwrap().modified());
+        let length = fs::metadata(&path).unwrap().len() as usize;
+        fs::write(&path, vec![b'x'; length]).unwrap();
+        fs::File::options().write(true).open(&path).unwrap().set_modified(modified.unwrap()).unwrap();
+    }
+    for view in VIEWS {
+        let options = ["-q", "--strict", "--view", view, "--check", "none", "--recheck", "0"];
+        assert_eq!(packages.run(&options).expect(0).out, expected, "{view}");
+    }
 }
 
 #[test]

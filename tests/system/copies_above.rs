@@ -132,25 +132,48 @@ fn directories_that_cannot_be_copied_are_used_as_they_are() {
         skip!("no user namespaces to mount in");
     }
     let Some(view) = views().first() else { skip!("no view") };
-    // More entries in the mount point than are copied.
-    let program = "touch \"$2/started\"; cat \"$1/apps/tools/tree/sub/file\"";
-    let many = SCRIPT.replace("\"$1\" index", "for n in $(seq 300); do touch \"$2/n$n\"; done; \"$1\" index");
-    let (point, files) = (stage.dir("point"), stage.dir("files"));
-    for (options, code) in [("-q", 0), ("-q --strict", 3)] {
-        let script = many.replace("-q --strict", options).replace("wait $!", "code=0; wait $! || code=$?");
-        let script = script.replace("cat \"$2/home/written\"; ls -A \"$2/apps\"", "");
-        let mut command = stage.command("unshare");
-        if !is_root() {
-            command.args(["--user", "--map-root-user"]);
+    // Too many entries in the mount point, and in a directory below it.
+    for (below, copied) in [("", false), ("/apps/tools", true)] {
+        let program = "touch \"$2/started\"; cat \"$1/apps/tools/tree/sub/file\"; mkdir \"$1/made\" || true";
+        let many = format!("for n in $(seq 300); do touch \"$2{below}/n$n\"; done; \"$1\" index");
+        let many = SCRIPT.replace("\"$1\" index", &many);
+        let (point, files) = (stage.dir("point"), stage.dir("files"));
+        let full = format!("{}{below}", point.display());
+        let tree = point.join("apps/tools/tree");
+        let message = match copied {
+            false => {
+                format!(
+                    "directories above {} are not copied: {full} has more than 256 entries",
+                    tree.display()
+                )
+            }
+            true => format!(
+                "directories above {} are copied only down to {}: together with {full}, the directories have more than 256 entries",
+                tree.display(),
+                point.join("apps").display()
+            ),
+        };
+        for (options, code) in [("-q", 0), ("-q --strict", 3)] {
+            let script =
+                many.replace("-q --strict", options).replace("wait $!", "code=0; wait $! || code=$?");
+            let script = script.replace("cat \"$2/home/written\"; ls -A \"$2/apps\"", "");
+            let mut command = stage.command("unshare");
+            if !is_root() {
+                command.args(["--user", "--map-root-user"]);
+            }
+            command.args(["--mount", "--propagation", "private", "sh", "-ec"]);
+            command.args([&format!("{script}\nexit $code"), "sh"]);
+            command.arg(quell()).arg(&point).arg(&files).args([view, program]);
+            let ended = stage.run(&mut command).expect(code);
+            assert!(ended.err.contains(&message), "{}", ended.err);
+            assert_eq!(ended.text().contains("data"), code == 0, "{}", ended.text());
+            assert_eq!(ended.err.contains("Read-only"), copied && code == 0, "{}", ended.err);
+            for name in ["started", "changed", "index.quell"] {
+                let _ = fs::remove_file(files.join(name));
+            }
         }
-        command.args(["--mount", "--propagation", "private", "sh", "-ec"]);
-        command.args([&format!("{script}\nexit $code"), "sh"]);
-        command.arg(quell()).arg(&point).arg(&files).args([view, program]);
-        let ended = stage.run(&mut command).expect(code);
-        assert!(ended.err.contains("are not copied: "), "{}", ended.err);
-        assert_eq!(ended.text().contains("data"), code == 0, "{}", ended.text());
-        for name in ["started", "changed", "index.quell"] {
-            let _ = fs::remove_file(files.join(name));
+        for directory in [point, files] {
+            fs::remove_dir_all(directory).unwrap();
         }
     }
     stage.expect_nothing_left();

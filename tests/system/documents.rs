@@ -14,10 +14,10 @@ use crate::stage::{Ended, Stage, checkout, has, is_root, quell};
 use crate::trees::set_mode;
 
 /// A code block of a document.
-struct Block {
+pub struct Block {
     line: usize,
     language: String,
-    text: String,
+    pub text: String,
     marker: Option<Marker>,
 }
 
@@ -76,7 +76,8 @@ impl Block {
     }
 }
 
-fn read(document: &str) -> Vec<Block> {
+/// Returns the code blocks of a document.
+pub fn read(document: &str) -> Vec<Block> {
     let path = checkout().join(document);
     blocks(&fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
 }

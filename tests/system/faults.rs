@@ -29,8 +29,8 @@ fn unshared(stage: &Stage, script: &str, index: &Path, tree: &Path) -> Command {
     command
 }
 
-/// Drops the capabilities of the namespace's root, so that the command has those of an ordinary
-/// user.
+/// Drops the capabilities of the namespace's root, so that the command has the capabilities of an
+/// ordinary user.
 const POWERLESS: &str = "setpriv --bounding-set=-all --inh-caps=-all --";
 
 #[test]
@@ -195,7 +195,8 @@ fn a_mount_below_the_tree_that_the_user_may_not_look_under_leads_to_fuse() {
     }
     fs::create_dir(tree.join("other")).unwrap();
     let index = stage.index(&tree);
-    // Mounted by the root of the outer namespace, and therefore locked in that of the user inside.
+    // Mounted by the root of the outer namespace, and therefore locked in the namespace of the user
+    // inside.
     let script = "mount -t tmpfs none \"$3/other\"; echo x >\"$3/other/inside\"; \
                   unshare -U --map-user=1000 --map-group=1000 -- \
                   \"$1\" run --strict -v --check none -i \"$2\" -- sh -c 'cat \"$1/readme\"; ls \"$1/other\"' sh \"$3\"";

@@ -27,7 +27,7 @@ fn documented(launch: Launch, name: &str, original: &Facts, view: &Facts) -> boo
         "size" => launch.view() == "overlay" && is_dir,
         "ctime" => launch.view() == "overlay",
         // Before the first open, the kernel derives a file's blocks from its size; directories have
-        // those of tmpfs.
+        // the blocks of tmpfs.
         "blocks" if launch.is_overlay() && is_dir => true,
         "blocks" if launch.is_overlay() => view["blocks"] == size_in_blocks(original),
         // A file that the user may not open keeps this value.
@@ -130,6 +130,23 @@ fn sockets_are_shown_and_cannot_be_connected_to_through_the_kernels_views() {
         assert_eq!(fs::read_to_string(output).unwrap(), "Connection refused (os error 111)", "{view}");
     }
     drop(listener);
+}
+
+#[test]
+fn the_views_over_fuse_show_the_inode_numbers_of_the_originals() {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    fs::hard_link(tree.join("readme"), tree.join("lib/second-name")).unwrap();
+    let index = stage.index(&tree);
+    let numbers = "find \"$1\" -mindepth 1 $2 -printf '%P %i\\n' | sort";
+    for (view, entries) in [("fuse", ""), ("overlay-fuse", "! -type d")] {
+        let entries = Path::new(entries);
+        let original = stage.sh(numbers, &[&tree, entries]).expect(0).text();
+        assert!(original.lines().count() >= 5, "{original}");
+        let mut command = stage.quell_run(&index, view);
+        command.args(["--strict", "--quiet", "--", "sh", "-c", numbers, "sh"]).arg(&tree).arg(entries);
+        assert_eq!(stage.run(&mut command).expect(0).text(), original, "{view}");
+    }
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn copy_tree(from: &Path, to: &Path) {
 fn copy_store(name: &str, to: &Path) {
     copy_tree(&fixture(name), to);
     for empty in ["new", "parts", "trash"] {
-        fs::create_dir(to.join(".quell").join(empty)).unwrap();
+        fs::create_dir_all(to.join(".quell").join(empty)).unwrap();
     }
 }
 
@@ -117,6 +117,42 @@ fn a_store_of_version_2_is_read_with_its_zeros() {
     fixture.stage.expect_nothing_left();
 }
 
+/// Returns the bytes of the files in the store of version 3.
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|i| ((7 * i + i / 4096) % 251) as u8).collect()
+}
+
+#[test]
+fn a_store_of_version_3_is_read_and_written_with_its_objects() {
+    let fixture = log_fixture!();
+    copy_store("log-v3", &fixture.store);
+    let (mut small, mut joined) = (pattern(20_000), pattern(12_000));
+    joined[9000..].fill(b'x');
+    joined[1000..1500].fill(0);
+    let mounted = fixture.mount();
+    let path = |name: &str| mounted.point.join(name);
+    assert!(fs::read(path("small")).unwrap() == small);
+    assert!(fs::read(path("dir/joined")).unwrap() == joined);
+    assert_eq!(fs::read(path("empty")).unwrap(), b"");
+    for name in ["small", "dir/joined", "empty"] {
+        let file = File::options().write(true).open(path(name)).unwrap();
+        file.write_all_at(b"later", 5).unwrap();
+    }
+    [&mut small, &mut joined].into_iter().for_each(|bytes| bytes[5..10].copy_from_slice(b"later"));
+    mounted.umount();
+    let mounted = fixture.mount();
+    let path = |name: &str| mounted.point.join(name);
+    assert!(fs::read(path("small")).unwrap() == small);
+    assert!(fs::read(path("dir/joined")).unwrap() == joined);
+    assert_eq!(fs::read(path("empty")).unwrap(), b"\0\0\0\0\0later");
+    fs::remove_file(path("dir/joined")).unwrap();
+    mounted.umount();
+    let mut fsck = fixture.stage.quell();
+    fixture.stage.run(fsck.args(["log", "fsck"]).arg(&fixture.store)).expect(0);
+    assert_eq!(fixture.leftovers(), Vec::<PathBuf>::new());
+    fixture.stage.expect_nothing_left();
+}
+
 /// Returns the boot image and the index of a version, and the tree that they describe.
 fn boot_fixture(stage: &Stage, version: u32) -> (PathBuf, PathBuf, PathBuf) {
     let copied = |suffix: &str| {
@@ -139,15 +175,23 @@ fn serves_boot_image(version: u32) {
     let stage = Stage::new();
     let (image, index, tree) = boot_fixture(&stage, version);
     let shown = stage.run(stage.quell().args(["boot", "show", "--files", "--json"]).arg(&image)).expect(0);
+    assert_eq!(shown.json()["unread_blocks"], if version < 3 { 0 } else { 56 });
     assert_eq!(crate::boot::files_of(&shown), [("large".into(), 4), ("small".into(), 1)]);
     stage.run(stage.quell().args(["boot", "verify"]).arg(&image)).expect(0);
     // Other bytes in the tree: only the image has the recorded ones.
-    fs::write(tree.join("small"), "SMALL\n").unwrap();
-    set_mtime(&tree.join("small"), 981_173_106, 500_000_000);
-    let mut run = stage.quell();
-    run.args(["run", "--strict", "--check", "none", "-i"]).arg(&index).arg("-b").arg(&image);
-    run.arg("--source").arg(&tree).arg("--").arg("cat").arg(tree.join("small"));
-    assert_eq!(stage.run(&mut run).expect(0).text(), "small\n");
+    let large = fs::read(tree.join("large")).unwrap();
+    for (name, bytes) in [("small", b"SMALL\n".to_vec()), ("large", vec![b'x'; large.len()])] {
+        fs::write(tree.join(name), bytes).unwrap();
+        set_mtime(&tree.join(name), 981_173_106, 500_000_000);
+    }
+    let read = |name: &str| {
+        let mut run = stage.quell();
+        run.args(["run", "--strict", "--check", "none", "-i"]).arg(&index).arg("-b").arg(&image);
+        run.arg("--source").arg(&tree).arg("--").arg("cat").arg(tree.join(name));
+        stage.run(&mut run).expect(0).out
+    };
+    assert_eq!(read("small"), b"small\n");
+    assert_eq!(read("large") == large, version >= 3, "the unread blocks are served");
 }
 
 #[test]
@@ -158,6 +202,11 @@ fn version_1_of_the_boot_image_is_served_with_its_own_generation() {
 #[test]
 fn version_2_of_the_boot_image_is_served_with_its_own_generation() {
     serves_boot_image(2);
+}
+
+#[test]
+fn version_3_of_the_boot_image_is_served_with_its_unread_blocks() {
+    serves_boot_image(3);
 }
 
 #[test]

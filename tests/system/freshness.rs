@@ -1,5 +1,5 @@
 //! A tree that differs from its index: noticed before a run, at opens, and while the tree is
-//! covered. The behaviour of each view is that of docs/semantics.md.
+//! covered. docs/semantics.md describes the behaviour of each view.
 
 use std::fs;
 use std::io::Write;
@@ -383,7 +383,7 @@ fn the_overlay_view_shows_the_files_of_a_directory_that_was_replaced() {
     // The new directory and its subdirectories are watched.
     write("pkg", "and then written in place\n");
     expect("and then written in place\n");
-    // The old one is not taken for it.
+    // A change of the old directory is not taken for a change of the new one.
     write("pkg.old", "written elsewhere, and of no effect\n");
     expect("and then written in place\n");
     // A directory that is created again instead of moved.

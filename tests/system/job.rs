@@ -6,29 +6,35 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
 use crate::boot::BLOCK;
 use crate::skip;
 use crate::stage::{Running, Stage, can_unshare, eventually, has, is_root, quell, send};
+use crate::testbed::Testbed;
 use crate::unresponsive::{JobFiles, Suspendable};
-use crate::{log_fixture, trees};
+use crate::{log_fixture, moosefs, trees};
 
 /// Prints the program's files, says that it runs, and waits for a file.
-const UNTIL: &str = r#"cat "$1"/* | cksum; echo started; while ! test -e "$2"; do sleep 0.05; done"#;
+pub const UNTIL: &str = r#"cat "$1"/* | cksum; echo started; while ! test -e "$2"; do sleep 0.05; done"#;
 
-struct Job {
+/// The same for a tree of directories.
+pub const NESTED_UNTIL: &str =
+    r#"cat "$1"/*/* | cksum; echo started; while ! test -e "$2"; do sleep 0.05; done"#;
+
+pub struct Job {
     // The nodes, which end before the directory that they share.
-    nodes: Vec<Stage>,
+    pub nodes: Vec<Stage>,
     shared: Stage,
-    tree: PathBuf,
-    index: PathBuf,
+    pub tree: PathBuf,
+    pub index: PathBuf,
     boot: PathBuf,
 }
 
 impl Job {
-    fn new(nodes: usize) -> Job {
+    pub fn new(nodes: usize) -> Job {
         let shared = Stage::new();
         let tree = shared.dir("tree");
         for number in 0..30 {
@@ -47,7 +53,7 @@ impl Job {
     }
 
     /// Returns the directory of the meeting point.
-    fn directory(&self) -> PathBuf {
+    pub fn directory(&self) -> PathBuf {
         self.shared.path("jobs")
     }
 
@@ -71,7 +77,7 @@ impl Job {
         command
     }
 
-    fn go(&self) -> PathBuf {
+    pub fn go(&self) -> PathBuf {
         self.shared.path("go")
     }
 
@@ -81,17 +87,17 @@ impl Job {
         running
     }
 
-    fn status(&self, node: usize) -> serde_json::Value {
+    pub fn status(&self, node: usize) -> serde_json::Value {
         let ended = self.nodes[node].run(self.nodes[node].quell().args(["job", "status", "--json"]));
         ended.expect(0).json()
     }
 
-    fn checksum(&self) -> String {
+    pub fn checksum(&self) -> String {
         self.shared.sh("cat \"$1\"/* | cksum", &[&self.tree]).expect(0).text()
     }
 
     /// Returns the job holder of a node.
-    fn process(&self, node: usize) -> i32 {
+    pub fn process(&self, node: usize) -> i32 {
         let is_of_job = |pid: &i32| {
             let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
             let targets = links.filter_map(|entry| fs::read_link(entry.path()).ok());
@@ -103,13 +109,13 @@ impl Job {
     }
 
     #[track_caller]
-    fn expect_nothing_left(&self) {
+    pub fn expect_nothing_left(&self) {
         self.nodes.iter().for_each(Stage::expect_nothing_left);
         assert_eq!(self.links(), Vec::<PathBuf>::new());
     }
 }
 
-fn why_not(job: &Job) -> Option<&'static str> {
+pub fn why_not(job: &Job) -> Option<&'static str> {
     (!is_root() && !can_unshare(&job.shared)).then_some("user namespaces are not for ordinary users here")
 }
 
@@ -228,7 +234,7 @@ fn a_link_without_an_answering_reader_is_replaced_with_one_message() {
     fs::write(job.go(), "").unwrap();
     running.wait().expect(0);
     job.expect_nothing_left();
-    // It accepts connections, and never answers.
+    // This process accepts connections, and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let text = format!("quell-job-1:{},{}", "0".repeat(64), silent.local_addr().unwrap());
     std::os::unix::fs::symlink(&text, &name).unwrap();
@@ -371,9 +377,12 @@ fn nodes_go_on_if_one_in_the_middle_of_the_tree_is_killed_while_they_receive() {
     }
     // Nodes 3 and 4 are children of node 1, and node 7 is a child of node 3.
     send(stages[1].holder(), Signal::KILL);
+    let killed = Instant::now();
     // Node 1 had connections to the reader and to its two children. The children connect again only
     // to the reader, to which they have a connection.
     assert!(eventually(|| total() == expected - 6), "{}", total());
+    // The children did not wait until `--job-timeout` was over.
+    assert!(killed.elapsed() < Duration::from_secs(60), "{:?}", killed.elapsed());
     drop(suspended);
     for node in &mut running {
         node.wait_for_output("started");
@@ -405,7 +414,7 @@ fn nodes_go_on_if_one_in_the_middle_of_the_tree_is_killed_while_they_receive() {
     for (node, ended) in running.into_iter().map(Running::wait).enumerate() {
         let ended = ended.expect(0);
         assert_eq!(ended.text(), "small\nstarted\n");
-        // The run whose job holder was killed opens the file itself, and says so.
+        // The run whose job holder was killed opens the file itself, and prints a message.
         assert_eq!(ended.err.lines().count(), usize::from(node == 1), "{}", ended.err);
     }
     for stage in &stages {
@@ -479,4 +488,161 @@ fn the_job_must_be_known_and_the_directory_private() {
     assert_eq!(job.links(), Vec::<PathBuf>::new());
     job.nodes[0].sh("rm -f \"$0\"/*.refused \"$0\"/said-*", &[&job.nodes[0].runtime()]);
     assert!(eventually(|| job.nodes[0].processes().is_empty()));
+}
+
+/// Names and attributes stay in the caches of the clients for longer than a test runs, so the
+/// counts do not depend on the speed of the machine.
+pub const LONG_CACHES: &str = "mfsattrcacheto=3600,mfsentrycacheto=3600,mfsdirentrycacheto=3600";
+
+/// Writes the text of the meeting point to a file, and waits for another file.
+const LAUNCHER: &str =
+    r#"printf %s "$QUELL_JOB" >"$1"; echo ready; while ! test -e "$2"; do sleep 0.05; done; exit 7"#;
+
+#[test]
+fn each_further_node_of_16_makes_at_most_two_requests_to_the_metadata_server() {
+    if !is_root() || !has("mfsmaster") {
+        skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
+    }
+    const NODES: usize = 16;
+    let stage = Stage::new();
+    let testbed = Testbed::start_with(&stage, NODES, LONG_CACHES);
+    // The mount of each node.
+    let shared = stage.dir("shared");
+    let (tree, index, boot) = (shared.join("tree"), shared.join("tree.quell"), shared.join("app.boot"));
+    moosefs::make_tree(&testbed.node("1").join("tree"));
+    let state = testbed.node("1").join("state");
+    fs::create_dir(&state).unwrap();
+    fs::set_permissions(&state, fs::Permissions::from_mode(0o700)).unwrap();
+    let nodes: Vec<Stage> = (0..NODES).map(|_| Stage::new()).collect();
+    let on_node = |node: usize| {
+        let mut command = testbed.on_node(&node.to_string(), &shared);
+        for variable in crate::stage::JOB_VARIABLES {
+            command.env_remove(variable);
+        }
+        command.env("QUELL_RUNTIME_DIR", nodes[node - 1].runtime());
+        command.env("XDG_STATE_HOME", shared.join("state")).arg(quell());
+        command
+    };
+    stage.run(on_node(1).args(["index", "-q"]).arg(&tree)).expect(0);
+    let mut record = on_node(1);
+    record.args(["record", "-q", "-i"]).arg(&index).arg("-o").arg(&boot);
+    stage.run(record.args(["--", "sh", "-c", "cat \"$0\"/*/* >/dev/null"]).arg(&tree)).expect(0);
+    let expected = stage.sh("cat \"$1\"/*/* | cksum", &[&testbed.node("1").join("tree")]).expect(0).text();
+
+    let (meeting, launched) = (stage.path("meeting"), stage.path("launched"));
+    let mut launcher = stage.quell();
+    launcher.args(["job", "run", "--", "sh", "-c", LAUNCHER, "sh"]).arg(&meeting).arg(&launched);
+    let mut launcher = stage.start(&mut launcher);
+    launcher.wait_for_output("ready");
+    let text = fs::read_to_string(&meeting).unwrap();
+    assert!(text.starts_with("quell-job-1:"), "{text}");
+
+    for check in ["sample", "auto"] {
+        let go = stage.path(format!("go-{check}"));
+        let start = |node: usize| {
+            let mut command = on_node(node);
+            command.args(["run", "--strict", "--share", "few", "--check", check, "--recheck", "0", "--job"]);
+            command.env("QUELL_JOB", &text).args(["--job-timeout", "600", "-i"]).arg(&index);
+            command.arg("-b").arg(&boot).args(["--", "sh", "-c", NESTED_UNTIL, "sh"]).arg(&tree).arg(&go);
+            nodes[node - 1].start(&mut command)
+        };
+        let mut running = vec![start(1)];
+        running[0].wait_for_output("started");
+        let numbers: Vec<String> = (2..=NODES).map(|node| node.to_string()).collect();
+        let numbers: Vec<&str> = numbers.iter().map(String::as_str).collect();
+        for node in &numbers {
+            testbed.call(&["drop", node]);
+        }
+        // All at the same time.
+        let asked = testbed.requests_during(&numbers, || {
+            running.extend((2..=NODES).map(start));
+            running.iter_mut().skip(1).for_each(|running| running.wait_for_output("started"));
+        });
+        for (node, asked) in numbers.iter().zip(asked) {
+            // The directory of the tree is looked up, and the kernel asks for its file system.
+            assert!(moosefs::metadata(&asked) <= 2, "--check {check}, node {node}: {asked:?}");
+            assert_eq!(asked.get("read"), None, "--check {check}, node {node}: {asked:?}");
+        }
+        fs::write(&go, "").unwrap();
+        for ended in running.into_iter().map(|running| running.wait().expect(0)) {
+            assert_eq!((ended.text(), ended.err.as_str()), (format!("{expected}started\n"), ""));
+        }
+        assert!(eventually(|| nodes.iter().all(|node| node.processes().is_empty())));
+    }
+    fs::write(&launched, "").unwrap();
+    launcher.wait().expect(7);
+    drop(testbed);
+    stage.expect_nothing_left();
+}
+
+#[test]
+fn the_comparisons_of_the_reader_count_for_all_nodes() {
+    let job = Job::new(2);
+    if let Some(reason) = why_not(&job) {
+        skip!("{reason}");
+    }
+    let run = |node: usize, name: &str, check: &str, words: &[&str]| {
+        let mut command = job.nodes[node].quell();
+        command.args(["run", "--check", check, "--recheck", "0", "--share", name, "--job", "-i"]);
+        command.arg(&job.index).arg("--job-dir").arg(job.directory());
+        command.args(["--job-interface", "lo", "--job-timeout", "600", "--"]).args(words);
+        command
+    };
+    let (tree, added) = (job.tree.to_str().unwrap().to_owned(), job.tree.join("added"));
+    let first_until = |name: &str, check: &str, go: &Path| {
+        let until = ["sh", "-c", UNTIL, "sh", &tree, go.to_str().unwrap()];
+        let mut first = job.nodes[0].start(&mut run(0, name, check, &until));
+        first.wait_for_output("started");
+        first
+    };
+
+    // The reader has found no difference, and the other node does not compare again.
+    let go = job.shared.path("go-equal");
+    let first = first_until("equal", "sample", &go);
+    fs::write(&added, "new\n").unwrap();
+    let is_added = ["test", "-e", added.to_str().unwrap()];
+    let ended = job.nodes[1].run(&mut run(1, "equal", "sample", &is_added)).expect(1);
+    assert_eq!(ended.err, "");
+    fs::write(&go, "").unwrap();
+    first.wait().expect(0);
+
+    // The reader finds a difference, so the programs of both nodes run on the original directory.
+    let go = job.shared.path("go-changed");
+    let first = first_until("changed", "sample", &go);
+    let ended = job.nodes[1].run(&mut run(1, "changed", "sample", &is_added)).expect(0);
+    assert!(ended.err.contains("is out of date"), "{}", ended.err);
+    fs::write(&go, "").unwrap();
+    assert!(first.wait().expect(0).err.contains("is out of date"));
+
+    // The result of the check of the whole tree arrives while the programs run.
+    job.shared.run(job.shared.quell().args(["index", "-q", "--update"]).arg(&job.index)).expect(0);
+    let go = job.shared.path("go-whole");
+    let first = first_until("whole", "auto", &go);
+    let until = ["sh", "-c", UNTIL, "sh", &tree, go.to_str().unwrap()];
+    let mut second = job.nodes[1].start(&mut run(1, "whole", "auto", &until));
+    second.wait_for_output("started");
+    let results = |node: usize| {
+        let entries = fs::read_dir(job.nodes[node].runtime()).unwrap().flatten();
+        // The files that end in `.aside` are renamed when they are complete.
+        let is_result = |path: &PathBuf| {
+            let name = path.file_name().unwrap().as_encoded_bytes();
+            name.starts_with(b"check-view-") && !name.ends_with(b".aside")
+        };
+        // A file can be removed after it was listed.
+        let read = |path: PathBuf| match fs::read_to_string(path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+            text => Some(text.unwrap()),
+        };
+        entries.map(|entry| entry.path()).filter(is_result).filter_map(read).collect::<Vec<_>>()
+    };
+    for node in 0..2 {
+        assert!(eventually(|| results(node) == ["null"]), "node {node}: {:?}", results(node));
+    }
+    fs::write(&go, "").unwrap();
+    first.wait().expect(0);
+    second.wait().expect(0);
+    for node in &job.nodes {
+        assert!(eventually(|| node.processes().is_empty()));
+    }
+    assert_eq!((results(0), results(1)), (vec![], vec![]));
 }

@@ -13,7 +13,7 @@ use crate::skip;
 use crate::stage::{Mounted, Stage, eventually, has, is_mounted, is_root};
 use crate::trees::{noise, set_mode};
 
-/// Variable with the form in which files begin in all tests of log mounts: `object`, or `container`
+/// Variable with the form in which the mounts of all tests create files: `object`, or `container`
 /// without the variable. Tests that examine containers are skipped with `object`.
 const NEW_FILES: &str = "QUELL_TEST_NEW_FILES";
 
@@ -95,7 +95,7 @@ impl Fixture {
     }
 }
 
-/// Returns true if the files of all mounts of the tests begin as objects.
+/// Returns true if the mounts of all tests create files as objects.
 pub fn begins_as_objects() -> bool {
     std::env::var_os(NEW_FILES).is_some_and(|form| form == "object")
 }

@@ -18,7 +18,7 @@ use crate::skip;
 use crate::stage::{Mounted, eventually, is_root, send};
 use crate::trees::set_mode;
 
-/// Returns why the kernel keeps nothing here, if that is so.
+/// Returns the reason if the kernel keeps nothing here.
 fn why_nothing_is_kept(store: &Path) -> Option<String> {
     let found = Command::new("stat").args(["-f", "-c", "%T"]).arg(store).output().unwrap();
     let kind = String::from_utf8(found.stdout).unwrap();
@@ -89,7 +89,7 @@ fn a_mount_that_is_the_only_user_of_its_store_is_asked_once() {
         requests(&fixture, &mounted.point) == before
     };
     assert!(eventually(is_kept), "the kernel does not answer by itself");
-    // What this mount changes is seen at once.
+    // Changes by this mount are seen at once.
     fs::write(dir.join("file3"), "longer than before").unwrap();
     assert_eq!(fs::metadata(dir.join("file3")).unwrap().len(), 18);
     let published = fs::metadata(dir.join("file3")).unwrap().modified().unwrap();
@@ -107,8 +107,8 @@ fn a_mount_that_is_the_only_user_of_its_store_is_asked_once() {
     fixture.stage.expect_nothing_left();
 }
 
-/// The time that a file has after a close is that of the published data, also if its attributes
-/// were read while it was open.
+/// After a close, a file has the time of the published data, also if its attributes were read while
+/// it was open.
 #[test]
 fn attributes_of_a_file_that_is_open_for_writing_are_not_kept() {
     let fixture = caching_fixture!();
@@ -219,7 +219,8 @@ const KEEPS_DATA: (u32, u32) = (6, 18);
 
 /// Opens a file for reading while the mount is the only user, and returns its descriptor when the
 /// kernel keeps its data. On a busy machine a mount may confirm too late that it is the only user;
-/// a descriptor that was opened then is not one of these, and the file is opened again.
+/// the kernel does not keep data for a descriptor that was opened then, and the file is opened
+/// again.
 #[track_caller]
 fn open_kept(fixture: &Fixture, mounted: &Mounted<'_>, name: &str, content: &[u8]) -> File {
     let mut opened = File::open(mounted.point.join(name)).unwrap();
@@ -409,7 +410,7 @@ fn a_killed_mount_leaves_no_lock_and_a_stopped_one_is_waited_for() {
 #[test]
 fn the_option_sets_how_long_the_kernel_keeps_names_of_a_shared_store() {
     let fixture = caching_fixture!();
-    // The other mount is there first, so that the store is shared all the time.
+    // The other mount exists first, so that the store is shared all the time.
     let other = fixture.mount_with(&[&fixture.store], &["--kernel-cache", "none"]);
     fs::write(other.point.join("file"), "text").unwrap();
     let kept = fixture.mount_with(&[&fixture.store], &["--kernel-cache", "60"]);

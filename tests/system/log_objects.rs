@@ -1,5 +1,5 @@
-//! Files of log mounts that begin as objects (`--new-files object`), with real mounts of one store.
-//! The conditions are those of docs/decisions/0042-files-of-one-writer.md.
+//! Files of log mounts that are created as objects (`--new-files object`), with real mounts of one
+//! store. docs/decisions/0042-files-of-one-writer.md lists the conditions that the tests name.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -40,7 +40,7 @@ impl Fixture {
         self.stored(name).is_file() && !self.container(name).exists()
     }
 
-    /// Returns the place of the container of an object.
+    /// Returns the path of the container of an object.
     fn container(&self, name: &str) -> PathBuf {
         self.store.join(".quell/parts").join(number_of_object(&self.stored(name)))
     }
@@ -560,7 +560,7 @@ fn the_tools_read_and_write_objects() {
     mounted.umount();
 }
 
-/// The option needs a single store. With several, files begin as containers.
+/// The option needs a single store. With several stores, files are created as containers.
 #[test]
 fn several_stores_have_no_objects() {
     let fixture = log_fixture!();

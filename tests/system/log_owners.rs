@@ -145,7 +145,7 @@ fn no_exchange_of_names_in_a_users_store_makes_root_change_a_foreign_file() {
     let mounted = fixture.mount();
     let path = mounted.point.join("f");
     as_user(USER, || fs::write(&path, "bytes")).unwrap();
-    // A file of the user's name and owner, which `import` puts in the place of the user's file.
+    // A file with the name and owner of the user's file, which `import` replaces with it.
     let plain = fixture.stage.dir("plain");
     fs::write(plain.join("f"), [9; 3000]).unwrap();
     chown(plain.join("f"), Some(USER), Some(USER)).unwrap();
@@ -238,7 +238,7 @@ fn roots_mount_gives_each_user_the_rights_of_that_user() {
     walk(&fixture.store.join("home"), &mut |path| {
         assert_eq!(owner_and_mode(path).0, USER, "{}", path.display());
     });
-    // Attributes can be read by everyone who can reach the name, but not the data.
+    // Every user who can reach the name can read the attributes, but not the data.
     as_user(OTHER, || {
         assert_eq!(fs::metadata(&path).unwrap().len(), 9);
         assert!(File::open(&path).is_err());
@@ -500,9 +500,9 @@ fn a_file_that_was_given_away_has_no_set_id_bits() {
     as_user(USER, || fs::write(&path, b"#!/bin/sh\n")).unwrap();
     chown(&path, Some(OTHER), Some(OTHER)).unwrap();
     as_user(OTHER, || fs::set_permissions(&path, fs::Permissions::from_mode(0o4755))).unwrap();
-    // The logs are the former owner's, who can replace the content in the store.
+    // The logs belong to the former owner, who can replace the content in the store.
     assert_eq!(owner_and_mode(&path), (OTHER, 0o755));
-    // The same program written by root has them.
+    // The same program has the set-id bits if root writes it.
     let copy = mounted.point.join("copy");
     fs::write(&copy, b"#!/bin/sh\n").unwrap();
     chown(&copy, Some(OTHER), Some(OTHER)).unwrap();

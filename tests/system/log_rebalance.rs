@@ -6,10 +6,10 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::log::Fixture;
-use crate::log_fixture;
+use crate::log::{Fixture, begins_as_objects};
 use crate::stage::{Ended, Mounted};
 use crate::trees::noise;
+use crate::{log_fixture, skip};
 
 const FILES: u64 = 20;
 
@@ -82,6 +82,9 @@ fn stores_are_named_in_any_order_and_none_is_forgotten() {
 
 #[test]
 fn a_store_is_added_and_another_is_drained_while_a_mount_is_at_work() {
+    if begins_as_objects() {
+        skip!("files that begin as objects are not moved to another store");
+    }
     let fixture = log_fixture!();
     let others = stores(&fixture, 2);
     let mounted = fixture.mount();
@@ -142,6 +145,9 @@ fn check_with_head(point: &Path) {
 
 #[test]
 fn a_mount_that_runs_uses_a_store_that_is_added() {
+    if begins_as_objects() {
+        skip!("files that begin as objects are not moved to another store");
+    }
     let fixture = log_fixture!();
     let others = stores(&fixture, 2);
     let (a, b, c) = (&fixture.store as &Path, &others[0] as &Path, &others[1] as &Path);
@@ -201,6 +207,9 @@ fn a_mount_that_runs_uses_a_store_that_is_added() {
 
 #[test]
 fn a_store_that_a_running_mount_cannot_reach_is_an_error_and_hides_nothing() {
+    if begins_as_objects() {
+        skip!("files that begin as objects are not moved to another store");
+    }
     let fixture = log_fixture!();
     let others = stores(&fixture, 1);
     let (a, b) = (&fixture.store as &Path, &others[0] as &Path);

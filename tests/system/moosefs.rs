@@ -17,7 +17,7 @@ const FILES_IN_EACH: u64 = 20;
 const FILES: u64 = DIRECTORIES * FILES_IN_EACH;
 
 /// Returns the number of requests to the metadata server: all except data requests and closes.
-fn metadata(asked: &BTreeMap<String, u64>) -> u64 {
+pub fn metadata(asked: &BTreeMap<String, u64>) -> u64 {
     let to_master = [
         "lookup.master",
         "getattr",
@@ -25,15 +25,25 @@ fn metadata(asked: &BTreeMap<String, u64>) -> u64 {
         "opendir",
         "access",
         "statfs",
-        "readlink",
+        "readlink.master",
         "getxattr",
         "listxattr",
+        "setattr",
+        "create",
+        "mknod",
+        "mkdir",
+        "symlink",
+        "link",
+        "rename",
+        "unlink",
+        "rmdir",
     ];
     let of_master = |name: &String| to_master.contains(&name.as_str()) || name.starts_with("readdir");
     asked.iter().filter(|(name, _)| of_master(name)).map(|(_, count)| count).sum()
 }
 
-fn make_tree(at: &Path) {
+/// Creates a tree of files with different contents.
+pub fn make_tree(at: &Path) {
     for d in 0..DIRECTORIES {
         let directory = at.join(format!("d{d:02}"));
         fs::create_dir_all(&directory).unwrap();

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::log::walk;
 use crate::skip;
-use crate::stage::{Stage, has, is_root, why_no_openmpi};
+use crate::stage::{MPIRUN_VARIABLES, Stage, has, is_root, why_no_openmpi};
 
 pub const CASES: &str = include_str!("mpiio_cases.c");
 const RANKS: usize = 4;
@@ -149,7 +149,7 @@ fn ranks_on_two_nodes_share_a_file() {
         command.args(["--mca", "pml", "ob1", "--mca", "io", "ompio", "-x", "QUELL_VIEW"]);
         command.arg(&fixture.program).arg(case).arg(fixture.view.join(case));
         command.envs(variables.iter().cloned()).env("MPIEXEC_TIMEOUT", "120");
-        command.env("OMPI_MCA_hwloc_base_binding_policy", "none");
+        command.envs(MPIRUN_VARIABLES);
         let ended = fixture.stage.run(&mut command).expect(0);
         assert!(ended.text().contains(&format!("{case}: 4 ranks\n")), "{case}: {}", ended.text());
     }

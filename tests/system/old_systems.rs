@@ -5,8 +5,9 @@ use std::process::Command;
 use crate::skip;
 use crate::stage::{has, quell};
 
-/// The newest version of glibc that the files may need: that of RHEL 9. Programs that are linked on
-/// Debian 12 need this version, in which the functions of libpthread became part of libc.so.6.
+/// The newest version of glibc that the files may need: the version of RHEL 9. Programs that are
+/// linked on Debian 12 need this version, in which the functions of libpthread became part of
+/// libc.so.6.
 const GLIBC_MAX: (u32, u32) = (2, 34);
 
 /// The version of Debian 12. Programs that are linked with a newer one may need its functions.

@@ -71,7 +71,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // It has ended already if the test has succeeded.
+        // The pool has ended already if the test has succeeded.
         let _ = self.stage.quell().args(["-q", "pool", "down", "p", "--discard"]).output();
     }
 }
@@ -188,7 +188,8 @@ fn the_end_of_a_daemon_is_an_error_and_not_a_hang() {
     }
     let pool = Pool::start(3);
     pool.sh("for i in 0 1 2 3 4 5 6 7 8 9; do echo $i >$i; done").expect(0);
-    // Neither the one to which programs connect, nor that of the root directory.
+    // The killed daemon is neither the one to which programs connect, nor the one with the root
+    // directory.
     send(pool.daemons()[1], Signal::KILL);
     // A listing needs all daemons.
     let listed = pool.sh("ls");

@@ -125,7 +125,7 @@ fn a_daemon_that_a_program_uses_is_not_removed() {
     let pool = Pool::start_with(2, &[]);
     let used = during(&pool, || pool.quell(&["pool", "shrink", "p", "0"]));
     used.expect(3).says("a program uses the daemon 0");
-    // Without the program it is removed, and others use the rest.
+    // Without the program, the daemon is removed, and other programs use the remaining daemon.
     pool.sh("echo text >file").expect(0);
     pool.quell(&["pool", "shrink", "p", "0"]).expect(0);
     assert_eq!(members(&pool), [(1, 2)]);
@@ -166,7 +166,7 @@ fn daemons_that_have_failed_are_started_again() {
         found.sort();
         assert_eq!(found, [(0, 1), (2, 1), (3, 1)], "{replicas}");
         assert_eq!(pool.sh("cat f* | sort -n; md5sum data").expect(0).text(), sum, "{replicas}");
-        // Nothing is to be done.
+        // No failed daemon is left, so the command changes nothing.
         pool.quell(&["pool", "repair", "p"]).expect(0);
         pool.expect_nothing_left();
     }

@@ -98,8 +98,8 @@ for number in range(3):
     assert_eq!(increase("/clients/read_bytes") + increase("/clients/written_bytes"), 0);
     let kinds = ["create", "rename", "remove"];
     assert!(kinds.iter().all(|kind| after.get(1, &format!("/clients/requests/{kind}")) == 0));
-    // The second daemon has created the directories that it has, for the first one. The places of
-    // those that were removed are not known.
+    // The second daemon has created the directories that it has, for the first one. It is not known
+    // which daemon had the directories that were removed.
     let below = (0..3).map(|number| format!("p:/r{number}/below"));
     let renamed = (0..10).map(|number| format!("p:/r{number}"));
     let left = (15..40).map(|number| format!("p:/d{number}"));

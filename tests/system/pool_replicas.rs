@@ -21,7 +21,7 @@ const PREPARE: &str = "mkdir a a/b && ln -s b a/link && echo kept >a/b/kept && m
     done
     truncate -s 100 large9 && touch -d '2020-01-02 03:04:05' large8 && chmod 640 large8";
 
-/// Checks all of this.
+/// Checks everything that `PREPARE` has created.
 const CHECK: &str = "set -e
     [ \"$(cat a/link/moved)\" = kept ]; [ \"$(echo *)\" = 'a large0 large1 large2 large3 large4 large5 large6 large7 large8 large9' ]
     for i in 0 1 2 3 4 5 6 7 8; do

@@ -291,7 +291,7 @@ fn everything_that_the_other_daemons_have_is_copied_if_one_has_ended() {
     if is_incomplete() {
         skip!("no quelld or no libquell_preload.so beside the binary");
     }
-    // One of them is that to which programs connect, and one has the root directory.
+    // Programs connect to one of the daemons, and one has the root directory.
     for ended in 0..3 {
         let pool = Pool::start(3);
         let tree = pool.stage.dir("tree");
@@ -302,7 +302,8 @@ fn everything_that_the_other_daemons_have_is_copied_if_one_has_ended() {
         pool.quell(&["pool", "stage-in", &format!("{}/.", tree.display()), "p:/"]).expect(0);
         let daemon = pool.daemons()[ended];
         crate::stage::send(daemon, Signal::KILL);
-        // Until then, connections to it can be lost while the command begins.
+        // Until the killed daemon has ended, connections to it can be lost while the command
+        // begins.
         while fs::read_to_string(format!("/proc/{daemon}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }

@@ -68,7 +68,7 @@ fn exported(stage: &Stage, library: &Path) -> BTreeSet<String> {
     functions.collect()
 }
 
-/// Returns the path of the libc that this process uses, if it is that of glibc.
+/// Returns the path of the libc that this process uses, if it is glibc.
 fn libc_path() -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));

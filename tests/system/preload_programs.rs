@@ -17,7 +17,7 @@ pub struct Fixture {
     pub real: PathBuf,
     pub view: PathBuf,
     store: PathBuf,
-    /// The store is one for batches, and each command is a batch.
+    /// Whether the store is a store for batches, and each command is a batch.
     is_batch: bool,
 }
 
@@ -129,7 +129,7 @@ macro_rules! programs {
 
         programs!(tests Fixture::new: $($name)*);
 
-        /// The same in batches.
+        /// The same scripts in batches.
         mod batches {
             use super::*;
 

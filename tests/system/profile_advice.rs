@@ -14,7 +14,8 @@ use crate::skip;
 use crate::stage::{Stage, has, is_root, quell, views, words};
 use crate::testbed::Testbed;
 
-/// The operations of printed commands are at most this part of those of the trees chosen by hand.
+/// The operations with the printed commands are at most this percentage of the operations with the
+/// trees chosen by hand.
 const PER_CENT_MAX: u64 = 110;
 /// Allowed difference for each tree: the sample check looks up names of any depth, and directories
 /// are looked up again after a second.
@@ -39,7 +40,7 @@ const PROGRAMS: [Program; 6] = [
     Program {
         name: "node",
         needs: ("/usr/bin/npm", "npm"),
-        // The directory of npm with its modules, of Debian's package or of the one of Node.js.
+        // The directory of npm with its modules, from the package of Debian or of Node.js.
         install: r#"mkdir -p "$1/app/node_modules" && cp -RL "$(dirname "$(dirname "$(readlink -f /usr/bin/npm)")")" "$1/app/node_modules/npm" &&
             echo '{"name": "app"}' >"$1/app/package.json" &&
             for d in /usr/share/nodejs; do test ! -d $d || cp -RL $d/. "$1/app/node_modules/"; done"#,
@@ -225,7 +226,7 @@ fn expect_good_advice(stage: &Stage, testbed: &Testbed, program: &Program) {
     assert!(runs[0].0.contains(" -b "), "{name}: the boot image is the first proposal: {runs:?}");
     assert_eq!(packs, program.packs_small_files, "{name}: {}", report["next"]);
 
-    // The same by hand.
+    // The same run with the trees chosen by hand.
     let mut options: Vec<OsString> = Vec::new();
     for (number, tree) in by_hand.iter().enumerate() {
         let at = |end: &str| -> PathBuf {

@@ -91,7 +91,7 @@ print(done, "modules")
 struct Program {
     name: &'static str,
     command: Vec<OsString>,
-    /// Sleeps most of the time, so that two may run at the same time.
+    /// Whether the program sleeps most of the time, so that two may run at the same time.
     sleeps: bool,
 }
 

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::skip;
-use crate::stage::{Ended, Stage, has, is_root, why_no_openmpi, words};
+use crate::stage::{Ended, MPIRUN_VARIABLES, Stage, has, is_root, why_no_openmpi, words};
 use crate::trees;
 
 /// A stage with a working directory and a directory that counts as a shared file system.
@@ -483,7 +483,9 @@ fn ranks_that_write_one_file_are_found() {
         skip!("{reason}");
     }
     let mut fixture = Fixture::new();
-    fixture.set("OMPI_MCA_hwloc_base_binding_policy", "none");
+    for (name, value) in MPIRUN_VARIABLES {
+        fixture.set(name, value);
+    }
     let program = fixture.stage.mpi_program("mpicc", "together", TOGETHER);
     let file = fixture.shared.join("checkpoint");
     let mut command = words(&[&"mpirun", &"-n", &"4", &"--oversubscribe", &"--mca", &"btl", &"self,vader"]);

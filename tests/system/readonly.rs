@@ -135,8 +135,8 @@ fn before_anything_is_written_a_writable_view_is_the_original() {
                     // The root of an overlay joins two directories.
                     "nlink" if path == "." => b[fact] == "1",
                     "size" | "blocks" if is_dir => true,
-                    // Status change times and blocks are those of the writable layer's overlay, in
-                    // every view.
+                    // The overlay of the writable layer determines status change times and blocks,
+                    // in every view.
                     "ctime" | "blocks" | "blocks after opening" => true,
                     _ => false,
                 }

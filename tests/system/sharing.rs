@@ -155,7 +155,8 @@ fn users_do_not_share() {
     let view = views()[0];
     let mut mine = job.start(&mut job.rank(view, &["--share", "x"]));
     let expected = namespaces(&mut mine);
-    // Another user has another runtime directory, and no access to that of this user.
+    // Another user has another runtime directory, and no access to the runtime directory of this
+    // user.
     let mut theirs = job.stage.command("setpriv");
     theirs.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(crate::stage::quell());
     theirs.args(["run", "--strict", "--share", "x", "-i"]).arg(&job.index).args(["--", "true"]);
@@ -180,7 +181,7 @@ fn users_do_not_share() {
 
 /// Each rank sends every other rank a message that is larger than a queue, which the forced
 /// transport copies directly from the memory of the other process.
-const EXCHANGE: &str = r#"
+pub const EXCHANGE: &str = r#"
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

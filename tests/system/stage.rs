@@ -22,12 +22,14 @@ const POLL: Duration = Duration::from_millis(10);
 
 /// Variables that launchers of parallel jobs set. A test that runs inside such a job is not one of
 /// its ranks.
-const JOB_VARIABLES: [&str; 24] = [
+pub const JOB_VARIABLES: [&str; 26] = [
     "PMIX_NAMESPACE",
     "OMPI_MCA_ess_base_jobid",
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
     "FLUX_JOB_ID",
+    "FLUX_JOB_ID_PATH",
+    "FLUX_ENCLOSING_ID",
     "PMI_JOBID",
     "PALS_APID",
     "PBS_JOBID",
@@ -88,6 +90,14 @@ pub fn has(program: &str) -> bool {
 pub fn can_unshare(stage: &Stage) -> bool {
     stage.run(stage.command("unshare").args(["-U", "-r", "-m", "true"])).code() == Some(0)
 }
+
+/// Variables for each `mpirun` of Open MPI. The ranks are not bound to processors, because the
+/// tests share the processors. The dynamic loader resolves all functions of a library when it loads
+/// the library: Open MPI's progress thread calls `event_base_loop` for the first time while the
+/// main thread loads and closes components, and a resolution at that time sometimes ends with
+/// SIGSEGV.
+pub const MPIRUN_VARIABLES: [(&str, &str); 2] =
+    [("OMPI_MCA_hwloc_base_binding_policy", "none"), ("LD_BIND_NOW", "1")];
 
 /// Returns the reason why OpenMPI programs cannot be compiled and run here.
 pub fn why_no_openmpi() -> Option<&'static str> {
@@ -224,7 +234,7 @@ impl Running {
 
 /// Returns standard error without the lines about a file system that does not answer, and these
 /// lines.
-fn split_waits(err: &str) -> (String, Vec<String>) {
+pub fn split_waits(err: &str) -> (String, Vec<String>) {
     let is_wait = |line: &&str| line.starts_with("quell: waiting for ") && line.contains(": no answer for ");
     let (waits, others): (Vec<&str>, Vec<&str>) = err.split_inclusive('\n').partition(is_wait);
     (others.concat(), waits.into_iter().map(str::to_owned).collect())
@@ -366,7 +376,8 @@ impl<'a> Mounted<'a> {
         assert!(code == Some(0) && error.is_empty(), "{error}");
     }
 
-    /// Unmounts, after data could not be saved: `quell umount` says so, with this reason.
+    /// Unmounts, and checks that `quell umount` reports, with this reason, that data could not be
+    /// saved.
     pub fn umount_with_lost_data(self, reason: &str) {
         let (code, error) = self.unmounted();
         assert!(code == Some(3) && error.contains("could not be saved") && error.contains(reason), "{error}");
@@ -472,7 +483,7 @@ impl Stage {
         let mut command = self.command("mpirun");
         command.args(["-n", &ranks.to_string(), "--oversubscribe", "--mca", "btl", "self,vader"]);
         command.args(["--mca", "plm_rsh_agent", "/bin/false"]);
-        command.env("OMPI_MCA_hwloc_base_binding_policy", "none");
+        command.envs(MPIRUN_VARIABLES);
         if is_root() {
             command.arg("--allow-run-as-root");
         }

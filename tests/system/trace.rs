@@ -72,7 +72,7 @@ fn the_index_layer_reports_that_it_reads_and_compares_trees() {
 #[test]
 fn the_boot_layer_reports_images_and_damaged_frames() {
     let fixture = boot::Fixture::new();
-    fixture.record(&["-q"], boot::START).expect(0);
+    fixture.record(&["-q", "--exact"], boot::START).expect(0);
     let log = fixture.stage.path("trace");
     let options = ["-q", "--check", "none", "--log-file", log.to_str().unwrap()];
     fixture.run(&options, boot::START).expect(0);

@@ -12,7 +12,7 @@ use std::process::Command;
 use rustix::process::Signal;
 
 use crate::log_fixture;
-use crate::stage::{self, Stage, eventually};
+use crate::stage::{self, Stage, eventually, views};
 
 /// A tree on a file system whose process can be suspended.
 pub struct Suspendable<'a> {
@@ -198,6 +198,39 @@ fn a_view_at_a_local_path_serves_metadata_and_recorded_files_without_the_server(
     fs::write(&go, "").unwrap();
     assert_eq!(running.wait().expect(0).text(), "ready\nsmall\n6\nother\nsmall\nend\n");
     drop(suspended);
+    mounted.umount();
+    fixture.stage.expect_nothing_left();
+}
+
+#[test]
+fn a_view_with_copied_directories_serves_its_path_metadata_and_recorded_files_without_the_server() {
+    let fixture = log_fixture!();
+    let mounted = fixture.mount();
+    let shared = Suspendable::new(&fixture.stage, &mounted.point);
+    let image = fixture.stage.path("env.boot");
+    let mut record = fixture.stage.quell();
+    record.args(["record", "-q", "-i"]).arg(&shared.index).arg("-o").arg(&image);
+    fixture.stage.run(record.args(["--", "cat"]).arg(shared.tree.join("small"))).expect(0);
+    // Names in the directories above the tree, those of the tree, and data in the image.
+    let script = r#"echo ready; while ! test -e "$1"; do sleep 0.05; done
+        ls "$0/.." && ! test -e "$0/../package.json" && stat -c %F "$0/.." && cd "$0" &&
+        cat "$0/small" && stat -c %s "$0/other" && ls "$0" && ! test -e "$0/missing" && echo end"#;
+    for view in views() {
+        let go = fixture.stage.path(format!("go-{view}"));
+        let mut run = fixture.stage.quell();
+        // The tree is compared with its index while the program runs, which is the default.
+        run.args(["run", "--strict", "--above", "copy", "--view", view, "-i"]).arg(&shared.index);
+        run.arg("-b").arg(&image).args(["--", "sh", "-c", script]).arg(&shared.tree).arg(&go);
+        let mut running = fixture.stage.start(&mut run);
+        running.wait_for_output("ready");
+        // The client of the shared file system may cache a lookup for some time.
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        let suspended = shared.suspend();
+        fs::write(&go, "").unwrap();
+        let ended = running.wait().expect(0);
+        assert_eq!(ended.text(), "ready\nenv\ndirectory\nsmall\n6\nother\nsmall\nend\n", "{view}");
+        drop(suspended);
+    }
     mounted.umount();
     fixture.stage.expect_nothing_left();
 }

@@ -222,7 +222,7 @@ fn a_backing_file_is_not_reached_through_another_users_symbolic_link() {
     chown(&base, Some(OWNER), Some(OWNER)).unwrap();
     let (ended, _) = try_mount_image(&stage, &top, &[]);
     ended.expect(2).says("belongs to user").says(&format!("--trust-owner {OWNER}"));
-    // One of the owner of the disk image.
+    // A backing file of the owner of the disk image.
     chown(&base, Some(READER), Some(READER)).unwrap();
     mount_image(&stage, &top, &[]).umount();
 }

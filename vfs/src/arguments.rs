@@ -10,8 +10,9 @@ pub struct OpenMode {
     pub read: bool,
     /// Whether the file can be written to.
     pub write: bool,
-    /// Truncate the file to 0 bytes. Only with `write`. A truncation by a caller other than root
-    /// removes set-id bits as [`drop_set_id`](crate::WritableFile::drop_set_id) does, and first.
+    /// Whether to truncate the file to 0 bytes. Only with `write`. A truncation by a caller other
+    /// than root removes set-id bits as [`drop_set_id`](crate::WritableFile::drop_set_id) does, and
+    /// first.
     pub truncate: bool,
 }
 
@@ -83,7 +84,7 @@ pub struct Space {
     pub total_bytes: u64,
     /// The free space, including the part that is reserved for root.
     pub free_bytes: u64,
-    /// Free for users other than root.
+    /// The space that is free for users other than root.
     pub available_bytes: u64,
     /// The number of entries that can exist; 0 if the file system does not report it.
     pub entries: u64,

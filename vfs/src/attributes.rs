@@ -106,7 +106,7 @@ pub struct Attributes {
     pub rdev: u64,
     /// The size; for a symbolic link the length of its target.
     pub size_bytes: u64,
-    /// In units of 512 bytes, as `st_blocks`.
+    /// The block count, in units of 512 bytes, as `st_blocks`.
     pub blocks: u64,
     /// The time of the last change of the data.
     pub modified: Time,

@@ -4,15 +4,16 @@
 /// The capabilities of one mounted file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capabilities {
-    /// Names, attributes, link targets and extended attributes never change while mounted. A
-    /// frontend may cache every answer, including negative ones, without expiry.
+    /// Whether names, attributes, link targets and extended attributes never change while mounted.
+    /// A frontend may then cache every answer, including negative ones, without expiry.
     pub immutable: bool,
-    /// At least one node has extended attributes, or can get them. If false, `xattr` returns `None`
-    /// for every node.
+    /// Whether at least one node has extended attributes, or can get them. If false, `xattr`
+    /// returns `None` for every node.
     pub xattrs: bool,
-    /// At least one node has a POSIX access control list, kept as `system.posix_acl_*` attributes.
+    /// Whether at least one node has a POSIX access control list, kept as `system.posix_acl_*`
+    /// attributes.
     pub acls: bool,
-    /// An operation whose [`Context::deadline`](crate::Context::deadline) has passed returns
-    /// `TimedOut` and changes nothing. If false, deadlines have no effect.
+    /// Whether an operation whose [`Context::deadline`](crate::Context::deadline) has passed
+    /// returns `TimedOut` and changes nothing. If false, deadlines have no effect.
     pub deadlines: bool,
 }

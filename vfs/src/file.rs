@@ -70,7 +70,7 @@ pub trait WritableFile: File {
     /// whose files never have these bits has nothing to do.
     fn drop_set_id(&self) -> Result<()>;
 
-    /// Returns the locks of the file. Errors: `Os(ENOLCK)` if the implementation keeps none.
+    /// Returns the locks of the file. Errors: `Os(ENOLCK)` if the implementation keeps no locks.
     fn locks(&self) -> Result<&dyn FileLocks> {
         Err(Error {
             source: Some("this file system keeps no locks".into()),

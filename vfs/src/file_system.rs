@@ -76,12 +76,12 @@ pub trait FileSystem: Send + Sync {
     /// Returns the attributes of a node. Errors: `Stale` or `NotFound` if it no longer exists.
     fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes>;
 
-    /// Returns the directory that contains `node`. For a hard-linked file it is one of several; the
-    /// root is its own parent.
+    /// Returns the directory that contains `node`. For a hard-linked file, returns one of several
+    /// directories; the root is its own parent.
     fn parent(&self, node: NodeId) -> Result<NodeId>;
 
     /// Returns the path from the root to `node`, without a leading slash; empty for the root. For a
-    /// hard-linked file it is one of several.
+    /// hard-linked file, returns one of several paths.
     fn path(&self, node: NodeId) -> Result<Vec<u8>>;
 
     /// Visits the entries of `dir` after `after`, in an order that never changes, until `visit`
@@ -110,8 +110,8 @@ pub trait FileSystem: Send + Sync {
     /// implementation whose numbers are permanent has nothing to do.
     fn forget(&self, node: NodeId, references: u64);
 
-    /// Returns the attributes of the entry at `path`, or `Ok(None)` if there is none. Errors: as
-    /// [`resolve`], except `NotFound`.
+    /// Returns the attributes of the entry at `path`, or `Ok(None)` if there is no such entry.
+    /// Errors: as [`resolve`], except `NotFound`.
     fn attributes_of_path(&self, context: &Context<'_>, path: &[u8]) -> Result<Option<Attributes>> {
         match resolve(self, context, path) {
             Ok(found) => Ok(Some(*found)),
@@ -204,11 +204,11 @@ pub trait Writable: FileSystem {
         self.open_as(context, resolve(self, context, path)?.node(), mode)
     }
 
-    /// Sets an extended attribute. Errors: `Unsupported` if there are none, or none with names like
-    /// this one; `Exists` and `Os(ENODATA)` as described in [`SetXattr`]; `InvalidInput` for a name
-    /// without a part after the first period; `Os(ERANGE)` for a name of more than 255 bytes;
-    /// `Os(E2BIG)` for a value of more than 64 KiB; `NoSpace` if the node has no space for it;
-    /// `Os(EPERM)` for a `user.` attribute of a symbolic link.
+    /// Sets an extended attribute. Errors: `Unsupported` if the implementation has no extended
+    /// attributes, or none with a name of this form; `Exists` and `Os(ENODATA)` as described in
+    /// [`SetXattr`]; `InvalidInput` for a name without a part after the first period; `Os(ERANGE)`
+    /// for a name of more than 255 bytes; `Os(E2BIG)` for a value of more than 64 KiB; `NoSpace` if
+    /// the node has no space for it; `Os(EPERM)` for a `user.` attribute of a symbolic link.
     fn set_xattr(
         &self,
         _context: &Context<'_>,
@@ -306,8 +306,8 @@ impl fmt::Debug for NodeRef<'_> {
 
 /// Resolves `path` from the root. Components are separated by `/`; empty components and `.` are
 /// skipped, and `..` is the parent directory, at most the root. Symbolic links are not followed.
-/// Errors: `NotFound`; `NotADirectory`, and `Os(ELOOP)` for a symbolic link, if one is not the last
-/// component.
+/// Errors: `NotFound`; `NotADirectory` if a component before the last one is not a directory, or
+/// `Os(ELOOP)` if it is a symbolic link.
 pub fn resolve<'a, F: FileSystem + ?Sized>(
     fs: &'a F,
     context: &Context<'_>,

@@ -1,5 +1,5 @@
-//! The contract for locks of an open file: those of fcntl(2) on ranges of bytes, and those of
-//! flock(2) on the whole file. Locks are advisory: reads and writes do not check them.
+//! The contract for locks of an open file: fcntl(2) locks on ranges of bytes, and flock(2) locks on
+//! the whole file. Locks are advisory: reads and writes do not check them.
 
 use crate::error::Result;
 

@@ -1,5 +1,5 @@
-//! Checks that the C headers in the repository are those that cbindgen generates from their crates.
-//! With `BLESS=1` in the environment the headers are written instead.
+//! Checks that the C headers in the repository are equal to the headers that cbindgen generates
+//! from their crates. With `BLESS=1` in the environment the headers are written instead.
 
 use std::fs;
 use std::path::Path;

@@ -106,7 +106,7 @@ fn identifier(heading: &str) -> String {
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Whether `anchor` is `name`, or `name` with the number of a repetition.
+/// Returns whether `anchor` is `name`, or `name` with the number of a repetition.
 fn is_repetition(anchor: &str, name: &str) -> bool {
     let Some(rest) = anchor.strip_prefix(name) else { return false };
     let digits = rest.strip_prefix('-');
@@ -142,7 +142,7 @@ fn check(
     }
 }
 
-/// Joins a directory of the repository and a relative path; nothing if the result is outside of the
+/// Joins a directory of the repository and a relative path; `None` if the result is outside of the
 /// repository.
 fn join(directory: &Path, path: &str) -> Option<PathBuf> {
     let mut joined = directory.to_owned();

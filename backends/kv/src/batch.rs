@@ -84,8 +84,8 @@ impl Batch {
         self.operations.iter().map(|operation| (&*operation.key, operation.value.as_deref()))
     }
 
-    /// Lets the commit use the space that is kept free for deletes, although the batch may have
-    /// none: for small commits without which nothing can be deleted.
+    /// Lets the commit use the space that is kept free for deletes, although the batch may contain
+    /// no delete: for small commits that are needed before anything can be deleted.
     pub fn allow_reserve(&mut self) {
         self.is_reserve_allowed = true;
     }

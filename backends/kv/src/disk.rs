@@ -4,10 +4,10 @@
 //! docs/decisions/0019-key-value-store.md has the measurements:
 //!
 //! - The engine's thread blocks for ever if commits ask it for new write buffers faster than it
-//!   flushes them. So the engine never does this: [`DiskStore::start_flush`] does, when the write
-//!   buffer is full, and only while the engine has no backlog. The engine's own waits, which have
-//!   no end if its thread has ended, are never reached: they begin at [`BACKLOG_MAX`] + 2 buffers
-//!   and [`LEVEL_0_TABLES_MAX`] + 8 tables.
+//!   flushes them. So commits in the engine never ask: [`DiskStore::start_flush`] asks, when the
+//!   write buffer is full, and only while the engine has no backlog. The engine's own waits, which
+//!   have no end if its thread has ended, are never reached: they begin at [`BACKLOG_MAX`] + 2
+//!   buffers and [`LEVEL_0_TABLES_MAX`] + 8 tables.
 //! - The engine compacts once after each flush, and at no other time. If it cannot keep up, the
 //!   commit that would start the next flush compacts.
 //! - A snapshot that is taken during a commit can contain a part of the batch, if a flush or a
@@ -59,7 +59,7 @@ const JOURNAL_BYTES: u64 = 64 << 20;
 /// Name of the engine's only tree.
 const TREE: &str = "entries";
 
-/// What a commit waits for.
+/// The step after which a commit returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
     /// write(2): the data survives the end of the process, but not a power failure.
@@ -84,7 +84,7 @@ pub struct DiskOptions {
     /// no file. With at least 8 MiB, entries can be deleted on a disk that other writers have
     /// filled to the last byte.
     pub ballast_bytes: u64,
-    /// What a commit waits for.
+    /// The step after which a commit returns.
     pub durability: Durability,
 }
 
@@ -157,7 +157,7 @@ impl DiskStore {
         let (database, entries) = match opened {
             Ok(opened) => opened.map_err(|cause| {
                 let mut error = engine_error(cause, "open", path);
-                // The directory exists, so the engine misses one of its own files.
+                // The directory exists, so one of the engine's own files is missing.
                 if let ErrorKind::NotFound | ErrorKind::Exists = error.kind {
                     error.kind = ErrorKind::Damaged;
                 }
@@ -245,8 +245,9 @@ impl DiskStore {
         Ok(())
     }
 
-    /// Passes the write buffer to the engine's thread, unless that has a backlog or another thread
-    /// does it. Compacts if there are too many tables and the engine's thread has no work.
+    /// Passes the write buffer to the engine's thread, unless this thread has a backlog or another
+    /// caller is passing the buffer. Compacts if there are too many tables and the engine's thread
+    /// has no work.
     fn start_flush(&self) -> Result<()> {
         let _turn = match self.flushing.try_lock() {
             Ok(turn) => turn,
@@ -353,7 +354,7 @@ impl KeyValue for DiskStore {
         self.recent.end(changed);
         drop(turn);
         let buffered = self.buffered_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        // The commit is stored. An error of the start of a flush is that of the next commit.
+        // The commit is stored. If a flush cannot be started, the next commit returns the error.
         if buffered >= self.write_buffer_bytes {
             let _ = self.start_flush();
         }

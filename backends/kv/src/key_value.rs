@@ -42,8 +42,8 @@ pub trait KeyValue: Send + Sync {
     fn commit(&self, batch: Batch) -> Result<()>;
 
     /// Passes the entries of a range to `visit`, in ascending order of the keys, until `visit`
-    /// returns false. The entries are those at the beginning of the scan, so `visit` may commit to
-    /// the same store.
+    /// returns false. The scan sees the entries as they were at its beginning, so `visit` may
+    /// commit to the same store.
     ///
     /// # Errors
     /// As for [`get`](KeyValue::get). The entries before the error have been passed to `visit`.

@@ -10,7 +10,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::{Batch, KeyRange, KeyValue, Value};
 
-/// The memory that an entry needs besides its key and its value, in bytes: its place in the tree,
+/// The memory that an entry needs besides its key and its value, in bytes: its part of the tree,
 /// and the headers of the two allocations.
 const ENTRY_BYTES: u64 = 96;
 /// Subject of errors.
@@ -40,7 +40,8 @@ impl MemoryLimit {
         MemoryLimit { bytes_max, used_bytes: AtomicU64::new(0) }
     }
 
-    /// Replaces `before` bytes of a store by `after`. Returns whether they are fewer, or fit.
+    /// Replaces `before` bytes of a store by `after`. Returns false, and changes nothing, if
+    /// `after` is greater and the limit would be exceeded.
     fn replace(&self, before: u64, after: u64) -> bool {
         let changed = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             let used = used - before + after;

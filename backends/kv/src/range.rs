@@ -25,7 +25,7 @@ impl<'a> KeyRange<'a> {
 
     /// Returns the range of all keys that begin with `prefix`, including `prefix` itself.
     pub fn prefix(prefix: &'a [u8]) -> KeyRange<'a> {
-        // The first key after the prefixed ones: the last byte that is not 0xFF, plus one.
+        // The first key after all keys with the prefix: the last byte that is not 0xFF, plus one.
         let end = match prefix.iter().rposition(|byte| *byte != u8::MAX) {
             Some(last) => {
                 let mut end = prefix[..=last].to_vec();
@@ -50,9 +50,9 @@ impl<'a> KeyRange<'a> {
         }
     }
 
-    /// Returns bounds that are no longer than [`KEY_BYTES_MAX`]: the engine panics for others.
+    /// Returns bounds that are no longer than [`KEY_BYTES_MAX`]: the engine panics for longer ones.
     pub(crate) fn bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>) {
-        // The keys before a longer bound are those up to its first KEY_BYTES_MAX bytes.
+        // The keys before a longer bound are the keys up to its first KEY_BYTES_MAX bytes.
         let start = match self.start {
             Bound::Included(start) | Bound::Excluded(start) if start.len() > KEY_BYTES_MAX => {
                 Bound::Excluded(&start[..KEY_BYTES_MAX])

@@ -33,9 +33,9 @@ fn process_credentials() -> &'static ProcessCredentials {
     })
 }
 
-/// Returns the credentials that this thread has assumed, or `None` for those of the process. A
-/// thread that is ending has assumed none: its variables are already destroyed while libc flushes
-/// streams at the end of a process, which a library in that process serves.
+/// Returns the credentials that this thread has assumed, or `None` for the credentials of the
+/// process. A thread that is ending has assumed none: its variables are already destroyed while
+/// libc flushes streams at the end of a process, which a library in that process serves.
 pub fn assumed() -> Option<Arc<Caller>> {
     ASSUMED.try_with(|assumed| assumed.borrow().clone()).unwrap_or(None)
 }
@@ -54,8 +54,9 @@ pub struct Acting {
     _not_send: PhantomData<*const ()>,
 }
 
-/// Makes this thread access files with the credentials of `caller`, or with those of the process if
-/// `None`, until the result is dropped. Errors: `Os(EPERM)` if the process does not run as root.
+/// Makes this thread access files with the credentials of `caller`, or with the credentials of the
+/// process if `None`, until the result is dropped. Errors: `Os(EPERM)` if the process does not run
+/// as root.
 ///
 /// The real and the saved user id remain root's, so that the assumed user can neither signal nor
 /// trace the process.

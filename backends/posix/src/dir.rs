@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use quell_vfs::{
     Change, Error, ErrorKind, FileIdentity, FileState, Kind, LockMode, ReadAt, Rename, Result, Space, Time,
+    errno,
 };
 
 /// The metadata of one name, without following symbolic links.
@@ -40,7 +41,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Returns the kind, or `None` if the file system reports one that does not exist.
+    /// Returns the kind, or `None` if the file system reports an unknown kind.
     pub fn kind(&self) -> Option<Kind> {
         Kind::from_mode(self.mode)
     }
@@ -96,6 +97,11 @@ pub trait Dir: Send + Sync {
     /// Returns the metadata of a child, without following a link.
     fn stat(&self, name: &[u8]) -> Result<Stat>;
 
+    /// Returns the metadata of a child that the file server has, without following a link.
+    fn stat_from_server(&self, name: &[u8]) -> Result<Stat> {
+        self.stat(name)
+    }
+
     /// Returns the target of a symbolic link.
     fn read_link(&self, name: &[u8]) -> Result<Vec<u8>>;
 
@@ -133,6 +139,12 @@ pub trait OpenFile: ReadAt {
         self.stat()
     }
 
+    /// Returns whether the link count of this file becomes 0 when its last name is removed. Some
+    /// file systems rename an open file instead of removing it.
+    fn counts_removed_names(&self) -> bool {
+        true
+    }
+
     /// Returns the POSIX access control list as `getxattr(2)` does, or `None` if the file has none.
     fn acl(&self) -> Result<Option<Vec<u8>>> {
         Ok(None)
@@ -148,8 +160,8 @@ pub trait OpenFile: ReadAt {
         None
     }
 
-    /// Returns the first range at or after `offset` that has data, from its first byte to the one
-    /// after its last; `None` if only a hole follows. An implementation that does not know its
+    /// Returns the first range at or after `offset` that has data, from its first byte to the byte
+    /// after its last one; `None` if only a hole follows. An implementation that does not know its
     /// holes returns the whole rest of the file.
     fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
         let size_bytes = self.stat()?.size_bytes;
@@ -203,8 +215,8 @@ pub struct LockedRange {
 /// hold on this node only.
 pub trait RangeLocks {
     /// Locks a range, unless a lock of another open file conflicts with it; returns whether it is
-    /// locked now. Never waits for the other. Locks of this open file in the range are replaced.
-    /// Errors: `Os(EBADF)` for an exclusive lock of a file that is open for reading.
+    /// locked now. Never waits for the other lock. Locks of this open file in the range are
+    /// replaced. Errors: `Os(EBADF)` for an exclusive lock of a file that is open for reading.
     fn try_lock(&self, range: LockedRange) -> Result<bool>;
 
     /// Removes the locks of this open file from a range of bytes, `last` included.
@@ -215,7 +227,7 @@ pub trait RangeLocks {
 
     /// Returns whether data that one node has written to a file of this file system is visible on
     /// other nodes only after the writer has synced the file and the reader has opened it again. A
-    /// lock of one file has no effect on the caches of others.
+    /// lock of one file has no effect on the caches of other files.
     fn needs_sync_between_nodes(&self) -> bool;
 
     /// Returns whether it is certain, from the type of the file system, that locks hold between all
@@ -226,9 +238,12 @@ pub trait RangeLocks {
     /// Takes a lock as `try_lock` does, even if it may exclude only processes of this node.
     fn try_lock_on_node(&self, range: LockedRange) -> Result<bool>;
 
-    /// Returns a lock as `conflicting` does, also if locks may hold on this node only.
+    /// Returns a lock as `conflicting` does, even if locks may hold on this node only.
     fn conflicting_on_node(&self, range: LockedRange) -> Result<Option<LockedRange>>;
 }
+
+/// The reason why [`WritableDir::change_of`] refuses a child.
+pub(crate) const NOT_AN_OWNER: &str = "it does not belong to an expected user";
 
 /// An open directory whose content may be changed. Code that only reads a tree takes a [`Dir`].
 ///
@@ -249,8 +264,15 @@ pub trait WritableDir: Dir {
     fn open_writable_file(&self, name: &[u8]) -> Result<Box<dyn WritableFile>>;
 
     /// Creates a regular file, open for reading and writing. Its permissions are `permissions`, and
-    /// those that another process has added meanwhile. Errors: `Exists`.
+    /// the permissions that another process has added meanwhile. Errors: `Exists`.
     fn create_file(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>>;
+
+    /// Creates a regular file as [`create_file`](Self::create_file) does, but the umask of this
+    /// process may have removed permissions. The caller reads the permissions, and adds the missing
+    /// ones.
+    fn create_file_with_umask(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>> {
+        self.create_file(name, permissions)
+    }
 
     /// Creates a directory. If this directory has the set-group-id bit, the new one gets it too,
     /// even if `permissions` does not have it. Errors: `Exists`.
@@ -284,6 +306,18 @@ pub trait WritableDir: Dir {
     /// [`WritableFile::change`] is safer: the name may refer to another file meanwhile.
     fn change(&self, name: &[u8], change: &Change) -> Result<()>;
 
+    /// Changes a child as [`change`](Self::change) does. If this directory belongs to root, the
+    /// child must belong to one of `owners` (`Os(EPERM)` otherwise).
+    fn change_of(&self, name: &[u8], owners: &[u32], change: &Change) -> Result<()> {
+        if self.stat_self()?.uid == 0 && !owners.contains(&self.stat(name)?.uid) {
+            return Err(Error {
+                source: Some(NOT_AN_OWNER.into()),
+                ..Error::new(ErrorKind::Os(errno::EPERM), "change", name)
+            });
+        }
+        self.change(name, change)
+    }
+
     /// Gives a file another name, which must not exist (`Exists`). A symbolic link is not followed.
     /// `Unsupported`: the implementation has no such links.
     fn link(&self, from: &[u8], _to_dir: &dyn WritableDir, _to: &[u8]) -> Result<()> {
@@ -309,7 +343,8 @@ pub trait WritableDir: Dir {
     /// Returns the space of the file system.
     fn space(&self) -> Result<Space>;
 
-    /// Returns the implementation, for `rename`, which needs two directories of the same one.
+    /// Returns the implementation, for `rename`, which needs two directories of the same
+    /// implementation.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -332,9 +367,9 @@ pub trait WritableFile: OpenFile {
         Ok(())
     }
 
-    /// Advises the system to read only the ranges from the storage that are requested, and those of
-    /// `will_read`. Without this, it also reads the holes that follow in a sparse file into its
-    /// cache, as zeros. It may ignore the advice.
+    /// Advises the system to read only the ranges from the storage that are requested, and the
+    /// ranges of `will_read`. Without this advice, the system also reads the holes that follow in a
+    /// sparse file into its cache, as zeros. It may ignore the advice.
     fn expect_random_reads(&self) {}
 
     /// Advises the system to read this range into its cache in advance, without a wait. It may

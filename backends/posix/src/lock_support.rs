@@ -20,7 +20,7 @@ enum LockSupport {
     BetweenNodes,
     /// On this node only, with the reason.
     NodeOnly(&'static str),
-    /// Known after a lock was taken.
+    /// Known after a lock was taken, from the kernel's list of locks.
     SeenInList,
 }
 
@@ -31,6 +31,8 @@ struct Properties {
     has_coherent_caches: bool,
     /// `None` if the type of the file system is not known.
     has_reliable_locks: Option<bool>,
+    /// The link count of a file without names is 0 while the file is open.
+    counts_removed_names: bool,
 }
 
 /// A file system, as a mount shows it.
@@ -46,8 +48,8 @@ static KNOWN: LazyLock<Mutex<HashMap<MountKey, Properties>>> = LazyLock::new(Mut
 #[derive(Debug)]
 pub(crate) struct CheckAfterLock(MountKey);
 
-/// Fails with ENOLCK if locks on the file system of `fd` hold on this node only. If that is not
-/// known before a lock was taken, returns the check for afterwards.
+/// Fails with ENOLCK if locks on the file system of `fd` hold on this node only. If this becomes
+/// known only after a lock was taken, returns the check that must be made then.
 pub(crate) fn check_before_lock(fd: BorrowedFd<'_>) -> Result<Option<CheckAfterLock>> {
     let (key, properties) = properties_of(fd)?;
     match properties.support {
@@ -70,6 +72,13 @@ pub(crate) fn has_reliable_locks(fd: BorrowedFd<'_>) -> Option<bool> {
     Some(properties.has_reliable_locks? && properties.support == LockSupport::BetweenNodes)
 }
 
+/// Returns whether the link count of an open file on the file system of `fd` becomes 0 when its
+/// last name is removed. Otherwise the node may rename an open file instead of removing it, as NFS
+/// does.
+pub(crate) fn counts_removed_names(fd: BorrowedFd<'_>) -> bool {
+    properties_of(fd).is_ok_and(|(_, properties)| properties.counts_removed_names)
+}
+
 fn properties_of(fd: BorrowedFd<'_>) -> Result<(MountKey, Properties)> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = rustix::fs::statx(fd, "", flags, StatxFlags::MNT_ID)
@@ -84,6 +93,7 @@ fn properties_of(fd: BorrowedFd<'_>) -> Result<(MountKey, Properties)> {
             support: LockSupport::NodeOnly("/proc/self/mountinfo cannot be read"),
             has_coherent_caches: false,
             has_reliable_locks: None,
+            counts_removed_names: false,
         },
     };
     lock(&KNOWN).insert(key, properties);
@@ -135,28 +145,40 @@ fn properties_in(mounts: &str, key: MountKey) -> Properties {
     let fields = line.and_then(|line| line.split_once(" - ")).map(|(_, rest)| rest);
     let Some(fields) = fields else {
         let support = LockSupport::NodeOnly("its mount is not in /proc/self/mountinfo");
-        return Properties { support, has_coherent_caches: false, has_reliable_locks: None };
+        return Properties {
+            support,
+            has_coherent_caches: false,
+            has_reliable_locks: None,
+            counts_removed_names: false,
+        };
     };
     let mut fields = fields.split(' ');
-    let (kind, options) = (fields.next().unwrap_or(""), fields.nth(1).unwrap_or(""));
+    let mut next = || fields.next().unwrap_or("");
+    let (kind, source, options) = (next(), next(), next());
     Properties {
         support: support_of(kind, options),
         has_coherent_caches: COHERENT.contains(&kind),
+        counts_removed_names: COHERENT.contains(&kind)
+            || MOOSEFS.iter().any(|begin| source.starts_with(begin)),
         has_reliable_locks: Some(RELIABLE_LOCKS.contains(&kind)),
     }
 }
 
-/// File systems of one node, and those whose servers revoke cached data of a node when another one
-/// accesses it.
+/// File systems of one node, and file systems whose servers revoke the cached data of a node when
+/// another node accesses it.
 const COHERENT: [&str; 16] = [
     "bcachefs", "btrfs", "ceph", "ext2", "ext3", "ext4", "f2fs", "gfs2", "gpfs", "lustre", "ocfs2",
     "overlay", "ramfs", "tmpfs", "xfs", "zfs",
 ];
 
-/// File systems of one node, and those whose servers keep the locks of all nodes and remove those
-/// of a node that does not answer. NFS before version 4 is missing, because its server keeps the
-/// locks of a node that never starts again. FUSE file systems are missing, because Linux does not
-/// report to their servers that a descriptor with locks was closed.
+/// The beginning of the source of a mount of MooseFS, `mfs#`, with and without the escape that the
+/// kernel writes for a number sign.
+const MOOSEFS: [&str; 2] = ["mfs#", "mfs\\043"];
+
+/// File systems of one node, and file systems whose servers keep the locks of all nodes and remove
+/// the locks of a node that does not answer. NFS before version 4 is not in the list, because its
+/// server keeps the locks of a node that never starts again. FUSE file systems are not in the list,
+/// because Linux does not report to their servers that a descriptor with locks was closed.
 const RELIABLE_LOCKS: [&str; 16] = [
     "bcachefs", "btrfs", "ceph", "ext2", "ext3", "ext4", "f2fs", "gfs2", "gpfs", "lustre", "nfs4", "ocfs2",
     "overlay", "tmpfs", "xfs", "zfs",
@@ -174,8 +196,8 @@ fn support_of(kind: &str, options: &str) -> LockSupport {
         "ocfs2" | "gfs2" if has(&["localflocks"]) => {
             LockSupport::NodeOnly("it is mounted with the option localflocks")
         }
-        // Its configuration, not its mount options, states whether locks are global; by default
-        // they are not.
+        // The configuration of BeeGFS, not its mount options, states whether locks are global; by
+        // default they are not.
         "beegfs" => LockSupport::NodeOnly("BeeGFS keeps locks on the node by default"),
         "fuse" | "fuseblk" | "virtiofs" => LockSupport::SeenInList,
         kind if kind.starts_with("fuse.") => LockSupport::SeenInList,
@@ -199,7 +221,7 @@ mod tests {
 31 22 0:43 / /local\\040flock rw shared:1 master:2 - lustre 10.0.0.1@tcp:/x rw,localflock
 32 22 0:44 / /nfs rw - nfs4 server:/export rw,vers=4.2,local_lock=none,addr=10.0.0.2
 33 22 0:45 / /nfs3 rw - nfs server:/export rw,vers=3,nolock,local_lock=all
-34 22 0:46 / /mfs rw - fuse.mfs mfs#master:9421 rw,user_id=0,allow_other
+34 22 0:46 / /mfs rw - fuse mfs\\043master:9421 rw,user_id=0,allow_other
 ";
 
     #[test]
@@ -212,13 +234,15 @@ mod tests {
         assert_eq!([is_reliable(22, 0), is_reliable(30, 42), is_reliable(32, 44)], [Some(true); 3]);
         assert_eq!([is_reliable(33, 45), is_reliable(34, 46)], [Some(false); 2]);
         assert_eq!(is_reliable(99, 99), None);
+        let counts = |mount, minor| properties_in(MOUNTS, key(mount, minor)).counts_removed_names;
+        assert!(counts(22, 0) && counts(34, 46) && !counts(32, 44) && !counts(99, 99));
         assert_eq!(found(22, 0), LockSupport::BetweenNodes);
         assert_eq!(found(30, 42), LockSupport::BetweenNodes);
         assert!(matches!(found(31, 43), LockSupport::NodeOnly(_)));
         assert_eq!(found(32, 44), LockSupport::BetweenNodes);
         assert!(matches!(found(33, 45), LockSupport::NodeOnly(_)));
         assert_eq!(found(34, 46), LockSupport::SeenInList);
-        // The mount is in another namespace: another mount of the same device decides.
+        // The mount is in another namespace: another mount of the same device is used.
         assert!(matches!(found(99, 43), LockSupport::NodeOnly(_)));
         assert!(matches!(found(99, 99), LockSupport::NodeOnly(_)));
         for text in ["", "22 1", "22 1 0:0 / / rw - ", "22 1 0:0 / / rw - ext4", " - - - "] {

@@ -95,8 +95,8 @@ impl PosixDir {
     }
 
     /// Returns a path to a child, or to the directory itself if `name` is empty, for the system
-    /// calls for extended attributes. Those that take a directory and a name need Linux 6.13; this
-    /// works on all versions.
+    /// calls for extended attributes. The system calls that take a directory and a name need Linux
+    /// 6.13; this path works on all versions.
     fn path_of_child(&self, name: &[u8]) -> Vec<u8> {
         let child: &[u8] = if name.is_empty() { b"." } else { name };
         [format!("/proc/self/fd/{}/", self.fd.as_raw_fd()).as_bytes(), child].concat()
@@ -126,7 +126,7 @@ impl PosixDir {
             .map_err(|e| failed(e, "open", name))
     }
 
-    /// Returns the file if its mode is that of a regular file.
+    /// Returns the file if `mode` is the mode of a regular file.
     fn if_regular(&self, fd: OwnedFd, mode: u32, name: &[u8]) -> Result<PosixFile> {
         match FileType::from_raw_mode(mode) {
             FileType::RegularFile => {
@@ -147,7 +147,7 @@ impl AsFd for PosixDir {
     }
 }
 
-/// Returns another descriptor for one that a backend keeps.
+/// Returns the descriptor that a backend keeps instead of another one.
 type Move = fn(OwnedFd) -> OwnedFd;
 
 static MOVE: OnceLock<Move> = OnceLock::new();
@@ -250,6 +250,11 @@ impl Dir for PosixDir {
     fn stat(&self, name: &[u8]) -> Result<Stat> {
         let _span = entry_span("stat", name);
         stat_at(self.fd.as_fd(), name, AtFlags::empty())
+    }
+
+    fn stat_from_server(&self, name: &[u8]) -> Result<Stat> {
+        let _span = entry_span("stat", name);
+        stat_at(self.fd.as_fd(), name, AtFlags::STATX_FORCE_SYNC)
     }
 
     fn read_link(&self, name: &[u8]) -> Result<Vec<u8>> {
@@ -363,6 +368,10 @@ impl OpenFile for PosixFile {
     fn stat_from_server(&self) -> Result<Stat> {
         let _span = operation_span("fstat");
         stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC)
+    }
+
+    fn counts_removed_names(&self) -> bool {
+        crate::lock_support::counts_removed_names(self.fd.as_fd())
     }
 
     fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {

@@ -10,11 +10,11 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 /// Opens a directory that only this user has access to. It is created with mode 0700 if
-/// `may_create` is set and it does not exist. `operation` is that of errors.
+/// `may_create` is set and it does not exist. Errors contain `operation`.
 ///
 /// # Errors
-/// `PermissionDenied` if it belongs to another user, or if others have access to it; the errors of
-/// mkdir(2) and open(2).
+/// `PermissionDenied` if the directory belongs to another user, or if other users have access to
+/// it; the errors of mkdir(2) and open(2).
 pub fn open_private_dir(path: &Path, may_create: bool, operation: &'static str) -> Result<OwnedFd> {
     let subject = path.as_os_str().as_bytes();
     let failed = |error: Errno| Error::from_io(error.into(), operation, subject);

@@ -36,7 +36,7 @@ impl ScopeBytes {
         }
     }
 
-    /// Returns the scope of a lock that conflicts with one of scope `wanted`.
+    /// Returns the scope of a lock that conflicts with a lock of scope `wanted`.
     pub fn scope(self, found: LockedRange, wanted: LockScope) -> LockScope {
         if found.first == self.whole_file || wanted == LockScope::WholeFile {
             return LockScope::WholeFile;

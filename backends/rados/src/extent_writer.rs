@@ -10,8 +10,8 @@ use crate::format::extent::{EXTENT_BYTES_MAX, PIECE_BYTES, PIECES_MAX, PieceEnco
 use crate::format::names;
 use crate::objects::{Objects, PendingWrite, Write, failure, is_refusal};
 
-/// An extent whose data is passed in parts. It needs memory for one piece of 4 MiB, and for those
-/// in flight.
+/// An extent whose data is passed in parts. It needs memory for one piece of 4 MiB, and for the
+/// pieces in flight.
 ///
 /// If the value is dropped before the end, [`ObjectExtents::remove`](crate::ObjectExtents::remove)
 /// removes the pieces that were written.
@@ -66,8 +66,8 @@ impl ExtentWriter {
     /// Appends data, and starts to write the pieces that are complete.
     ///
     /// # Errors
-    /// `InvalidInput` if the extent would have more than 64 MiB. Those of [`Objects`]: the extent
-    /// cannot be continued.
+    /// `InvalidInput` if the extent would have more than 64 MiB. The errors of [`Objects`], after
+    /// which the extent cannot be continued.
     pub fn append(&mut self, mut data: &[u8]) -> Result<()> {
         let in_piece = self.piece.as_ref().map_or(0, PieceEncoder::data_bytes);
         if data.len() > EXTENT_BYTES_MAX - (self.next as usize * PIECE_BYTES + in_piece) {
@@ -91,8 +91,8 @@ impl ExtentWriter {
     /// disks.
     ///
     /// # Errors
-    /// Those of [`Objects`]: a part of the extent may exist, which
-    /// [`remove`](crate::ObjectExtents::remove) removes.
+    /// The errors of [`Objects`], after which a part of the extent may exist.
+    /// [`remove`](crate::ObjectExtents::remove) removes it.
     pub fn finish(mut self) -> Result<()> {
         // An extent without data has one piece.
         if self.piece.is_some() || self.next == 0 {

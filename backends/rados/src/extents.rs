@@ -16,8 +16,8 @@ use crate::format::extent::{
 use crate::format::names;
 use crate::objects::{Objects, PendingRead, PendingWrite, Write, failure, is_refusal};
 
-/// The largest read that is taken from memory and kept there, in bytes. A larger one would remove
-/// many smaller ones from memory.
+/// The largest read that uses the cache, in bytes. A larger one would remove many smaller ones from
+/// the cache.
 const CACHED_READ_BYTES_MAX: usize = 1 << 20;
 /// The largest number of pieces in flight of an extent that is written at once.
 const PIECES_IN_FLIGHT: usize = 8;
@@ -48,7 +48,7 @@ fn damaged(object: &str, reason: impl fmt::Display) -> Error {
 }
 
 impl ObjectExtents {
-    /// Returns the extents of the store with this name, which is that of its log as well. At most
+    /// Returns the extents of the store with this name, which is also the name of its log. At most
     /// `cache_bytes` bytes of data that was read are kept in memory, but at least 1 MiB.
     ///
     /// # Errors
@@ -74,8 +74,8 @@ impl ObjectExtents {
     /// data on their disks.
     ///
     /// # Errors
-    /// `InvalidInput` if there are more bytes. Those of [`Objects`]: a part of the extent may
-    /// exist, which [`remove`](ObjectExtents::remove) removes.
+    /// `InvalidInput` if there are more bytes. The errors of [`Objects`], after which a part of the
+    /// extent may exist. [`remove`](ObjectExtents::remove) removes it.
     pub fn write(&self, number: u64, data: &[u8]) -> Result<()> {
         if data.len() > EXTENT_BYTES_MAX {
             let reason = format!("an extent of {} bytes; the limit is {EXTENT_BYTES_MAX}", data.len());
@@ -100,7 +100,7 @@ impl ObjectExtents {
     ///
     /// # Errors
     /// `Damaged` if the extent does not exist, is shorter, or has data that does not agree with its
-    /// checksum. Those of [`Objects`].
+    /// checksum. The errors of [`Objects`].
     pub fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<()> {
         let end = offset.checked_add(into.len() as u64).filter(|end| *end <= EXTENT_BYTES_MAX as u64);
         if end.is_none() {
@@ -212,7 +212,7 @@ impl ObjectExtents {
     /// unfinished writes have left. If there are none, the call succeeds.
     ///
     /// # Errors
-    /// Those of [`Objects`]. The call can be repeated.
+    /// The errors of [`Objects`]. The call can be repeated.
     pub fn remove(&self, extents: &[(u64, u64)]) -> Result<()> {
         let pieces = |bytes: u64| bytes.div_ceil(PIECE_BYTES as u64).clamp(1, PIECES_MAX.into()) as u32;
         let all =
@@ -230,11 +230,11 @@ impl ObjectExtents {
     }
 
     /// Passes the numbers of all extents that are at least `first` to `visit`, also those of
-    /// unfinished writes, each once and in no particular order. The time is that of
+    /// unfinished writes, each once and in no particular order. The call takes as long as
     /// [`Objects::list`].
     ///
     /// # Errors
-    /// Those of [`Objects`]; some numbers may have been passed before.
+    /// The errors of [`Objects`]; some numbers may have been passed before.
     pub fn list(&self, first: u64, visit: &mut dyn FnMut(u64)) -> Result<()> {
         let mut found = BTreeSet::new();
         self.objects.list(&format!("{}.extent.", self.name), &mut |object| {

@@ -6,9 +6,9 @@ use quell_vfs::{Error, ErrorKind};
 
 use crate::objects::is_refusal;
 
-/// The cause of an error of kind `Unavailable`: another process has taken the log over, so this one
-/// can no longer change it. Only the other process can find out whether the last commit of this one
-/// was performed.
+/// The cause of an error of kind `Unavailable`: another process has taken the log over, so this
+/// process can no longer change it. Only the other process can find out whether the last commit of
+/// this process was performed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Replaced {
     /// The epoch of the other process.
@@ -46,8 +46,8 @@ impl Failure {
         }
     }
 
-    /// Returns the failure of an operation with an unknown result. The kind is none of those that
-    /// state that nothing was done.
+    /// Returns the failure of an operation with an unknown result. Its kind never states that
+    /// nothing was done.
     pub(crate) fn unknown(error: &Error) -> Failure {
         let kind = if is_refusal(error) { ErrorKind::Unavailable } else { error.kind };
         match Replaced::of(error) {

@@ -16,31 +16,31 @@ pub fn group_name(name: &str, group: u32) -> String {
     if group == 0 { name.to_owned() } else { format!("{name}-{group}") }
 }
 
-/// Returns the number of groups that the store `name` has, or `None` if it is not stated: the store
-/// does not exist, or has one group.
+/// Returns the number of groups that the store `name` has, or `None` if no object states it: the
+/// store does not exist, or has one group.
 ///
 /// # Errors
-/// `Damaged` if the object does not have its format; those of [`Objects`].
+/// `Damaged` if the object does not have its format; the errors of [`Objects`].
 pub fn read_groups(objects: &dyn Objects, name: &str) -> Result<Option<u32>> {
     let content = read_object(objects, &groups_object(name), GROUPS_MAGIC)?;
     Ok(content.map(u32::from_le_bytes))
 }
 
-/// States the number of groups of a new store, which has none yet. If another process does so at
-/// the same time, returns its number.
+/// Stores the number of groups of a new store. If another process does so at the same time, returns
+/// the number that was stored first.
 ///
 /// # Errors
-/// Those of [`Objects`].
+/// The errors of [`Objects`].
 pub fn create_groups(objects: &dyn Objects, name: &str, groups: u32) -> Result<u32> {
     let bytes = encode(GROUPS_MAGIC, &groups.to_le_bytes());
     create(objects, &groups_object(name), &bytes)?;
     Ok(read_groups(objects, name)?.unwrap_or(1))
 }
 
-/// Returns the secret of the servers of the store `name`, which is `new` if there is none yet.
+/// Returns the secret of the servers of the store `name`. If there is none yet, stores `new` first.
 ///
 /// # Errors
-/// `Damaged` if the object does not have its format; those of [`Objects`].
+/// `Damaged` if the object does not have its format; the errors of [`Objects`].
 pub fn find_secret(
     objects: &dyn Objects,
     name: &str,

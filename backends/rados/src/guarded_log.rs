@@ -44,7 +44,7 @@ impl Default for LogOptions {
     }
 }
 
-/// The objects of one log, which have names that begin with that of the log.
+/// The objects of one log. Their names begin with the name of the log.
 struct LogStorage {
     objects: Arc<dyn Objects>,
     name: String,
@@ -291,7 +291,7 @@ impl From<Fault> for ReplayFailure {
     }
 }
 
-/// Takes the next epoch in the head, which is created if there is none.
+/// Takes the next epoch in the head. If there is no head, creates it if `create` is true.
 fn take_epoch(storage: &LogStorage, create: bool) -> Result<Head> {
     let owner = random()?;
     let mut old = storage.read_head()?;
@@ -383,7 +383,7 @@ pub struct GuardedLog {
     /// The size of all records since the checkpoint, in bytes.
     log_bytes: u64,
     failure: Option<Failure>,
-    /// Objects that the head does not name any more, and that are still to be removed.
+    /// Objects that the head does not name any more, and that have not been removed yet.
     garbage: Vec<String>,
 }
 
@@ -625,7 +625,7 @@ impl GuardedLog {
         self.garbage.extend(pieces);
     }
 
-    /// Returns the objects that are to be removed, which the caller does with [`remove_all`].
+    /// Returns the objects that are to be removed. The caller removes them with [`remove_all`].
     pub(crate) fn take_garbage(&mut self) -> Vec<String> {
         std::mem::take(&mut self.garbage)
     }

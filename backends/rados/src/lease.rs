@@ -18,8 +18,8 @@ use crate::format::server::{RECORD_BYTES, ServerRecord, ServerState};
 use crate::objects::{Objects, PendingWrite, Write, failure, is_refusal};
 
 const GUARD: &str = "guard";
-/// The longest duration of a read of the record after which the observation goes on. During a
-/// longer one the cluster may have performed no operations, hence no renewals either.
+/// The duration of a read of the record, above which the observation begins again. During such a
+/// read the cluster may have performed no operations, hence no renewals either.
 const READ_LIMIT: Duration = Duration::from_millis(500);
 /// The time, in addition to [`wait_for_end`], after which a server without a renewal is regarded as
 /// dead although reads of its record take long.
@@ -35,7 +35,7 @@ pub fn wait_for_end(lease: Duration) -> Duration {
 /// Reads the record of the server of a store, or `None` if there was no server yet.
 ///
 /// # Errors
-/// `Damaged` if the object is not a record; those of [`Objects`].
+/// `Damaged` if the object is not a record; the errors of [`Objects`].
 pub fn read_server(objects: &dyn Objects, name: &str) -> Result<Option<ServerRecord>> {
     let object = names::server(name);
     match objects.read(&object, 0, RECORD_BYTES + 1) {
@@ -53,7 +53,7 @@ pub fn read_server(objects: &dyn Objects, name: &str) -> Result<Option<ServerRec
 pub enum Observed {
     /// There is no server, or its lease has ended.
     Free,
-    /// It is not yet known whether the server lives.
+    /// It is not yet known whether the server is alive.
     Unknown,
     /// The server has renewed its lease since the first observation.
     Alive,
@@ -81,7 +81,7 @@ impl Observer {
         }
         match &mut self.last {
             Some((record, first, silent_since)) if *record == found => {
-                // A cluster that is slow delays renewals also: the server may live.
+                // A cluster that is slow delays renewals also: the server may be alive.
                 if ended.saturating_sub(begun) > READ_LIMIT {
                     *silent_since = ended;
                 }
@@ -140,14 +140,14 @@ fn write_of<'a>(old: Option<&'a [u8]>, content: &'a [u8], guard: &'a [u8]) -> Wr
 }
 
 impl Lease {
-    /// Takes the lease after the record `found`, whose server can renew its lease no more from then
-    /// on. `is_free` states whether an [`Observer`] has found that this record is that of no living
-    /// server; otherwise the new lease is not valid before the old one has ended. `owner` is a
-    /// random number. `now` is called before and after the write.
+    /// Takes the lease after the record `found`, whose server cannot renew its lease any more from
+    /// then on. `is_free` states whether an [`Observer`] has found that this server is not alive;
+    /// otherwise the new lease is not valid before the old one has ended. `owner` is a random
+    /// number. `now` is called before and after the write.
     ///
     /// # Errors
-    /// `Busy` if another server has renewed or taken the lease since the record was read. Those of
-    /// [`Objects`]; then it is not known whether the lease was taken.
+    /// `Busy` if another server has renewed or taken the lease since the record was read. The
+    /// errors of [`Objects`], after which it is not known whether the lease was taken.
     pub fn take(
         objects: Arc<dyn Objects>,
         name: &str,
@@ -222,7 +222,7 @@ impl Lease {
     ///
     /// # Errors
     /// `Unavailable` with [`Replaced`] if another server has taken the lease. `Damaged` if the
-    /// object is missing, or has another content. Those of [`Objects`].
+    /// object is missing, or has another content. The errors of [`Objects`].
     pub fn finish(&mut self, renewal: Renewal) -> Result<()> {
         let Renewal { begun, record, pending } = renewal;
         match pending.wait() {
@@ -238,8 +238,8 @@ impl Lease {
         Ok(())
     }
 
-    /// Finds out why the record is not the one that this server wrote last: it may be that of a
-    /// renewal whose result was lost. The lease does not become longer.
+    /// Finds out why the object does not have the record that this server wrote last: it may have
+    /// the record of a renewal whose result was lost. The lease does not become longer.
     fn take_earlier(&mut self) -> Result<()> {
         let name = self.object.strip_suffix(".server").unwrap_or(&self.object);
         match read_server(&*self.objects, name)? {

@@ -38,7 +38,7 @@ pub use format::server::{ADDRESS_BYTES_MAX, ServerRecord, ServerState};
 pub use groups::{create_groups, find_secret, group_name, read_groups};
 pub use guarded_log::{GuardedLog, LogOptions, Takeover};
 pub use lease::{Lease, Observed, Observer, Renewal, read_server, wait_for_end};
-pub use memory::{Fate, Faults, MemoryObjects, Object};
+pub use memory::{FaultEffect, Faults, MemoryObjects, Object};
 pub use objects::{
     ATTRIBUTE_BYTES_MAX, NAME_BYTES_MAX, Objects, PendingRead, PendingWrite, Step, TRANSFER_BYTES_MAX, Write,
 };

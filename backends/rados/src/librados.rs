@@ -1,8 +1,8 @@
 //! The binding to librados, the client library of RADOS. It is loaded at run time, so neither the
 //! build nor a program that opens no pool needs anything of Ceph.
 //!
-//! The functions and constants are those of `rados/librados.h` of Ceph 16. Later versions have
-//! them, too.
+//! The functions and constants are declared in `rados/librados.h` of Ceph 16, and also in later
+//! versions.
 
 // Foreign functions are unsafe to call. This is the only module of the crate that contains such
 // code.
@@ -102,11 +102,11 @@ fn functions() -> Result<&'static Functions, libloading::Error> {
     if let Some(loaded) = LOADED.get() {
         return Ok(&loaded.functions);
     }
-    // SAFETY: the initializers of librados and its dependencies are those of ordinary C++
-    // libraries, which have no requirements.
+    // SAFETY: librados and its dependencies have initializers of ordinary C++ libraries, which have
+    // no requirements.
     let library = unsafe { Library::new(LIBRARY) }?;
-    // SAFETY: the types are those of the header of librados; the number in the name of the library
-    // changes with an incompatible change.
+    // SAFETY: the types match the header of librados; the number in the name of the library changes
+    // with an incompatible change.
     let functions = unsafe { Functions::find(&library) }?;
     Ok(&LOADED.get_or_init(|| Loaded { functions, _library: library }).functions)
 }
@@ -145,7 +145,7 @@ unsafe impl Sync for Cluster {}
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // SAFETY: the handle is that of `create2`, and nothing uses it after the end of this value.
+        // SAFETY: `create2` returned the handle, and nothing uses it after the end of this value.
         unsafe { (self.functions.shutdown)(self.handle) }
     }
 }
@@ -164,7 +164,7 @@ unsafe impl Sync for Context {}
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the handle is that of `ioctx_create`, and nothing uses it after the end of this
+        // SAFETY: `ioctx_create` returned the handle, and nothing uses it after the end of this
         // value. The connection ends after it.
         unsafe { (self.cluster.functions.ioctx_destroy)(self.handle) }
     }
@@ -217,8 +217,8 @@ impl Context {
         let operation = unsafe { (functions.create_write_op)() };
         for (step, name) in write.steps().iter().zip(&names) {
             let name = name.as_ptr();
-            // SAFETY: the operation is valid, names end with 0, and the addresses and lengths are
-            // those of slices, which the functions copy.
+            // SAFETY: the operation is valid, names end with 0, and the addresses and lengths
+            // belong to slices, which the functions copy.
             unsafe {
                 match *step {
                     Step::CreateExclusive => (functions.write_op_create)(operation, EXCLUSIVE, ptr::null()),
@@ -358,7 +358,7 @@ struct List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: the handle is that of `nobjects_list_open`, and is not used again.
+        // SAFETY: `nobjects_list_open` returned the handle, which is not used again.
         unsafe { (self.functions.nobjects_list_close)(self.handle) }
     }
 }

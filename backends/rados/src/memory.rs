@@ -11,24 +11,24 @@ use crate::objects::{Objects, PendingRead, PendingWrite, Ready, Step, Write};
 
 /// The effect of a fault on an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// It is performed.
+pub enum FaultEffect {
+    /// The operation is performed.
     Performed,
-    /// It is performed, and its result is lost: `TimedOut`.
+    /// The operation is performed, and its result is lost: `TimedOut`.
     ResultLost,
-    /// It is not performed now, and its result is lost. A write is performed when
+    /// The operation is not performed now, and its result is lost. A write is performed when
     /// [`MemoryObjects::perform_late`] is called, if it ever is.
     Late,
-    /// It is refused with this kind of error.
+    /// The operation is refused with this kind of error.
     Refused(ErrorKind),
-    /// It is performed without its comparisons: a planted fault, which a test must find.
+    /// The operation is performed without its comparisons: a planted fault, which a test must find.
     Unguarded,
 }
 
-/// A function that decides the fate of an operation of a client. Its arguments are the operation
+/// A function that decides the effect of an operation of a client. Its arguments are the operation
 /// (`write`, `read`, `stat`, `read attribute` or `list`) and the name of the object, or the prefix
 /// of a `list`.
-pub type Faults = Box<dyn FnMut(&str, &str) -> Fate + Send>;
+pub type Faults = Box<dyn FnMut(&str, &str) -> FaultEffect + Send>;
 
 /// Objects in memory. A clone has the same objects.
 #[derive(Clone)]
@@ -46,9 +46,9 @@ struct Shared {
 /// An object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Object {
-    /// Its content.
+    /// The content of the object.
     pub content: Vec<u8>,
-    /// Its attributes.
+    /// The attributes of the object.
     pub attributes: BTreeMap<String, Vec<u8>>,
 }
 
@@ -158,12 +158,13 @@ impl MemoryObjects {
         MemoryObjects { shared: Arc::clone(&self.shared), faults: Arc::new(Mutex::new(Some(faults))) }
     }
 
-    /// Returns the number of writes that are [`Fate::Late`] and not yet performed.
+    /// Returns the number of writes that are [`FaultEffect::Late`] and not yet performed.
     pub fn late(&self) -> usize {
         self.shared().late.len()
     }
 
-    /// Performs one of the late writes, or none if `index` is too large. Its result is lost.
+    /// Performs one of the late writes, or does nothing if `index` is too large. The result is
+    /// lost.
     pub fn perform_late(&self, index: usize) {
         let mut shared = self.shared();
         if index < shared.late.len() {
@@ -189,12 +190,12 @@ impl MemoryObjects {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn fate(&self, operation: &str, object: &str) -> Fate {
+    fn effect(&self, operation: &str, object: &str) -> FaultEffect {
         let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
-        faults.as_mut().map_or(Fate::Performed, |faults| faults(operation, object))
+        faults.as_mut().map_or(FaultEffect::Performed, |faults| faults(operation, object))
     }
 
-    /// Calls `read` with the object, unless it is missing or the operation has another fate.
+    /// Calls `read` with the object, unless it is missing or the operation has another effect.
     fn examine<T>(
         &self,
         operation: &'static str,
@@ -202,13 +203,13 @@ impl MemoryObjects {
         read: impl FnOnce(&Object) -> T,
     ) -> Result<T> {
         let error = |kind| Error::new(kind, operation, object);
-        match self.fate(operation, object) {
-            Fate::Performed | Fate::Unguarded => {
+        match self.effect(operation, object) {
+            FaultEffect::Performed | FaultEffect::Unguarded => {
                 let shared = self.shared();
                 shared.objects.get(object).map(read).ok_or_else(|| error(ErrorKind::NotFound))
             }
-            Fate::ResultLost | Fate::Late => Err(error(ErrorKind::TimedOut)),
-            Fate::Refused(kind) => Err(error(kind)),
+            FaultEffect::ResultLost | FaultEffect::Late => Err(error(ErrorKind::TimedOut)),
+            FaultEffect::Refused(kind) => Err(error(kind)),
         }
     }
 }
@@ -216,21 +217,21 @@ impl MemoryObjects {
 impl Objects for MemoryObjects {
     fn start_write(&self, object: &str, write: &Write<'_>) -> Box<dyn PendingWrite> {
         let error = |kind| Error::new(kind, "write", object);
-        let fate = self.fate("write", object);
+        let effect = self.effect("write", object);
         let mut shared = self.shared();
-        let result = match fate {
+        let result = match effect {
             _ if !write.is_within_limits() => Err(error(ErrorKind::InvalidInput)),
-            Fate::Performed => shared.write(object, write.steps()).map_err(error),
-            Fate::ResultLost => {
+            FaultEffect::Performed => shared.write(object, write.steps()).map_err(error),
+            FaultEffect::ResultLost => {
                 let _result_is_lost = shared.write(object, write.steps());
                 Err(error(ErrorKind::TimedOut))
             }
-            Fate::Late => {
+            FaultEffect::Late => {
                 shared.late.push((object.to_owned(), write.steps().iter().map(OwnedStep::new).collect()));
                 Err(error(ErrorKind::TimedOut))
             }
-            Fate::Refused(kind) => Err(error(kind)),
-            Fate::Unguarded => {
+            FaultEffect::Refused(kind) => Err(error(kind)),
+            FaultEffect::Unguarded => {
                 let is_guard = |step: &&Step<'_>| matches!(step, Step::CompareAttribute { .. });
                 let steps: Vec<_> = write.steps().iter().filter(|step| !is_guard(step)).copied().collect();
                 shared.write(object, &steps).map_err(error)
@@ -256,10 +257,12 @@ impl Objects for MemoryObjects {
     }
 
     fn list(&self, prefix: &str, visit: &mut dyn FnMut(&str) -> bool) -> Result<()> {
-        match self.fate("list", prefix) {
-            Fate::Performed | Fate::Unguarded => {}
-            Fate::ResultLost | Fate::Late => return Err(Error::new(ErrorKind::TimedOut, "list", prefix)),
-            Fate::Refused(kind) => return Err(Error::new(kind, "list", prefix)),
+        match self.effect("list", prefix) {
+            FaultEffect::Performed | FaultEffect::Unguarded => {}
+            FaultEffect::ResultLost | FaultEffect::Late => {
+                return Err(Error::new(ErrorKind::TimedOut, "list", prefix));
+            }
+            FaultEffect::Refused(kind) => return Err(Error::new(kind, "list", prefix)),
         }
         let names = self.names();
         let _all = names.iter().filter(|name| name.starts_with(prefix)).all(|name| visit(name));

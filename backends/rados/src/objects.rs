@@ -30,14 +30,14 @@ pub enum Step<'a> {
     CompareAttribute {
         /// The name of the attribute.
         name: &'a str,
-        /// The value that it must have.
+        /// The value that the attribute must have.
         value: &'a [u8],
     },
     /// Set an attribute. A missing object is created.
     SetAttribute {
         /// The name of the attribute.
         name: &'a str,
-        /// Its new value.
+        /// The new value of the attribute.
         value: &'a [u8],
     },
     /// Write bytes at an offset. A missing object is created.
@@ -132,7 +132,7 @@ pub trait PendingWrite: Send {
     /// Waits for the result. The time limit of the implementation bounds the wait.
     ///
     /// # Errors
-    /// Those of [`Objects::start_write`].
+    /// The errors of [`Objects::start_write`].
     fn wait(self: Box<Self>) -> Result<()>;
 }
 
@@ -141,7 +141,7 @@ pub trait PendingRead: Send {
     /// Waits for the bytes: fewer than requested only at the end of the object.
     ///
     /// # Errors
-    /// Those of [`Objects::start_read`].
+    /// The errors of [`Objects::start_read`].
     fn wait(self: Box<Self>) -> Result<Vec<u8>>;
 }
 
@@ -161,7 +161,7 @@ pub trait Objects: Send + Sync {
     /// returned by [`PendingWrite::wait`].
     ///
     /// # Errors
-    /// Those of the steps. `InvalidInput` if a limit of this module is exceeded. `NoSpace` and
+    /// The errors of the steps. `InvalidInput` if a limit of this module is exceeded. `NoSpace` and
     /// `Quota` if the pool is full, `PermissionDenied` if this client may not write: nothing was
     /// changed. `TimedOut` and `Unavailable`: see above.
     fn start_write(&self, object: &str, write: &Write<'_>) -> Box<dyn PendingWrite>;
@@ -170,35 +170,34 @@ pub trait Objects: Send + Sync {
     ///
     /// # Errors
     /// `NotFound` if the object does not exist, `InvalidInput` if `length` is larger than
-    /// [`TRANSFER_BYTES_MAX`], and those of the connection.
+    /// [`TRANSFER_BYTES_MAX`], and the errors of the connection.
     fn start_read(&self, object: &str, offset: u64, length: usize) -> Box<dyn PendingRead>;
 
     /// Returns the size of an object, in bytes.
     ///
     /// # Errors
-    /// `NotFound` if the object does not exist, and those of the connection.
+    /// `NotFound` if the object does not exist, and the errors of the connection.
     fn size(&self, object: &str) -> Result<u64>;
 
     /// Returns the value of an attribute, or `None` if the object has no such attribute.
     ///
     /// # Errors
     /// `NotFound` if the object does not exist, `Damaged` if the value is longer than
-    /// [`ATTRIBUTE_BYTES_MAX`], and those of the connection.
+    /// [`ATTRIBUTE_BYTES_MAX`], and the errors of the connection.
     fn attribute(&self, object: &str, name: &str) -> Result<Option<Vec<u8>>>;
 
     /// Passes the names that begin with `prefix` to `visit`, in no particular order, until `visit`
     /// returns false. An object that is created or removed during the call may be passed or not.
-    /// The time is proportional to the number of all objects of the pool, not of those with the
-    /// prefix.
+    /// The time is proportional to the number of all objects of the pool, whatever the prefix is.
     ///
     /// # Errors
-    /// Those of the connection; some names may have been passed before.
+    /// The errors of the connection; some names may have been passed before.
     fn list(&self, prefix: &str, visit: &mut dyn FnMut(&str) -> bool) -> Result<()>;
 
     /// Performs a compound operation.
     ///
     /// # Errors
-    /// Those of [`start_write`](Objects::start_write).
+    /// The errors of [`start_write`](Objects::start_write).
     fn write(&self, object: &str, write: &Write<'_>) -> Result<()> {
         self.start_write(object, write).wait()
     }
@@ -206,7 +205,7 @@ pub trait Objects: Send + Sync {
     /// Reads up to `length` bytes at an offset: fewer only at the end of the object.
     ///
     /// # Errors
-    /// Those of [`start_read`](Objects::start_read).
+    /// The errors of [`start_read`](Objects::start_read).
     fn read(&self, object: &str, offset: u64, length: usize) -> Result<Vec<u8>> {
         self.start_read(object, offset, length).wait()
     }
@@ -214,7 +213,7 @@ pub trait Objects: Send + Sync {
     /// Removes an object.
     ///
     /// # Errors
-    /// `NotFound` if it does not exist, and those of [`start_write`](Objects::start_write).
+    /// `NotFound` if it does not exist, and the errors of [`start_write`](Objects::start_write).
     fn remove(&self, object: &str) -> Result<()> {
         self.write(object, &Write::new().remove())
     }

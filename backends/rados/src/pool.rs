@@ -70,7 +70,7 @@ fn parse(address: &str) -> Option<(&str, &str)> {
     (!pool.is_empty() && valid(pool) && valid(namespace)).then_some((pool, namespace))
 }
 
-/// Returns the error of an error number of librados.
+/// Converts an error number of librados to an error.
 fn error(errno: i32, operation: &'static str, subject: &str) -> Error {
     /// `EBLOCKLISTED`: an administrator or another client has excluded this client from the
     /// cluster.

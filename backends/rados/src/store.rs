@@ -29,8 +29,8 @@ const LOAD_BYTES: u64 = 1 << 20;
 const _: () = assert!(quell_kv::BATCH_BYTES_MAX as usize + GROUP_BYTES_MAX < PAYLOAD_BYTES_MAX);
 
 /// A key-value store in objects. The entries are also in a local store, which `get` and `scan`
-/// read. The local store is filled when this one is opened, and is not used again after this one is
-/// closed.
+/// read. The local store is filled when the `RadosStore` is opened, and is not used again after the
+/// `RadosStore` is closed.
 ///
 /// **Durability.** After a commit has returned `Ok`, all replicas of the pool have it on their
 /// disks: it survives the failure of this machine, and power failures as far as the pool does.
@@ -138,8 +138,8 @@ impl<L: KeyValue> RadosStore<L> {
     /// it. `local` must be empty.
     ///
     /// # Errors
-    /// `InvalidInput` if `local` has entries. Those of [`Takeover::new`] and [`Takeover::replay`],
-    /// and those of commits to the local store.
+    /// `InvalidInput` if `local` has entries. The errors of [`Takeover::new`] and
+    /// [`Takeover::replay`], and of commits to the local store.
     pub fn open(
         objects: Arc<dyn Objects>,
         name: &str,
@@ -180,7 +180,7 @@ impl<L: KeyValue> RadosStore<L> {
         &self.local
     }
 
-    /// Returns the epoch of the other process, if this one knows that it was replaced.
+    /// Returns the epoch of the other process, if this process knows that it was replaced.
     pub fn replaced(&self) -> Option<Replaced> {
         match lock(&self.shared).failure {
             Some(Failure::Replaced(replaced)) => Some(replaced),
@@ -217,8 +217,8 @@ impl<L: KeyValue> RadosStore<L> {
     /// checkpoint.
     ///
     /// # Errors
-    /// `Busy` if another thread writes a checkpoint. Those of [`Objects`]: the previous checkpoint
-    /// and the log remain, and commits go on, except after the failures that
+    /// `Busy` if another thread writes a checkpoint. The errors of [`Objects`], after which the
+    /// previous checkpoint and the log remain, and commits go on, except after the failures that
     /// [`GuardedLog::append`] describes.
     pub fn checkpoint(&self) -> Result<Option<CheckpointSummary>> {
         if std::mem::replace(&mut lock(&self.shared).checkpoint_runs, true) {
@@ -290,7 +290,7 @@ impl<L: KeyValue> RadosStore<L> {
     /// takes long in a large pool.
     ///
     /// # Errors
-    /// Those of [`Objects`].
+    /// The errors of [`Objects`].
     pub fn remove_orphans(&self) -> Result<usize> {
         let mut found = Vec::new();
         self.objects.list(&format!("{}.", self.name), &mut |object| {
@@ -394,7 +394,7 @@ impl PieceWriter<'_> {
     }
 }
 
-/// An error of the entries of a checkpoint.
+/// The reason for which the entries of a checkpoint cannot be loaded.
 enum LoadFailure {
     Fault(Fault),
     Local(Error),

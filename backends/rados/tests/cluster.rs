@@ -86,7 +86,7 @@ fn the_promises_are_kept_on_a_cluster() {
         return;
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testbed/cephfs");
-    // A short name, because those of sockets are limited.
+    // A short name, because the length of socket paths is limited.
     let directory = tempfile::Builder::new().prefix("qr").tempdir_in("/tmp").expect("a directory");
     let cluster = Cluster { script, directory };
     cluster.must(&["up", "1"], &[]);

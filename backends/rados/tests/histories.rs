@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore};
-use quell_rados::{Fate, LogOptions, MemoryObjects, RadosStore};
+use quell_rados::{FaultEffect, LogOptions, MemoryObjects, RadosStore};
 use quell_testkit::Random;
 use quell_vfs::ErrorKind;
 
@@ -26,7 +26,7 @@ type Content = BTreeMap<Vec<u8>, Vec<u8>>;
 enum Known {
     Performed,
     NotPerformed,
-    /// Its result was lost, and no process has taken the store over since.
+    /// The result of the commit was lost, and no process has taken the store over since.
     Nothing,
 }
 
@@ -40,7 +40,7 @@ struct Owner {
     store: RadosStore<MemoryStore>,
     /// The number of the takeover.
     number: usize,
-    /// The number of operations in 16 that are not simply performed, on average.
+    /// The average number of operations in 16 that a fault affects.
     faults_of_16: Arc<AtomicUsize>,
 }
 
@@ -70,13 +70,17 @@ impl History {
         let (planted, own) = (self.planted, Arc::clone(&rate));
         let faults = self.objects.with_faults(Box::new(move |_, _| {
             if random.below(16) >= own.load(Ordering::Relaxed) {
-                return if planted == Planted::NoGuards { Fate::Unguarded } else { Fate::Performed };
+                return if planted == Planted::NoGuards {
+                    FaultEffect::Unguarded
+                } else {
+                    FaultEffect::Performed
+                };
             }
             match random.below(8) {
-                0..3 => Fate::ResultLost,
-                3..6 => Fate::Late,
-                6 => Fate::Refused(ErrorKind::NoSpace),
-                _ => Fate::Refused(ErrorKind::Unavailable),
+                0..3 => FaultEffect::ResultLost,
+                3..6 => FaultEffect::Late,
+                6 => FaultEffect::Refused(ErrorKind::NoSpace),
+                _ => FaultEffect::Refused(ErrorKind::Unavailable),
             }
         }));
         (faults, rate)

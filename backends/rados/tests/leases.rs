@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use quell_kv::{Batch, KeyValue, MemoryStore};
 use quell_rados::{
-    Fate, Lease, LogOptions, MemoryObjects, Objects, Observed, Observer, RadosStore, Renewal, ServerRecord,
-    ServerState, read_server,
+    FaultEffect, Lease, LogOptions, MemoryObjects, Objects, Observed, Observer, RadosStore, Renewal,
+    ServerRecord, ServerState, read_server,
 };
 use quell_testkit::Random;
 use quell_testkit::porcupine::Porcupine;
@@ -78,11 +78,11 @@ struct Server {
     objects: Arc<dyn Objects>,
     phase: Phase,
     paused_until_us: u64,
-    /// Whether the server replaces one that lives.
+    /// Whether the server replaces another server that is alive.
     replaces: bool,
 }
 
-struct World {
+struct Simulation {
     random: Random,
     bug: Bug,
     objects: MemoryObjects,
@@ -106,9 +106,9 @@ fn read(store: &RadosStore<MemoryStore>, list: u64) -> Vec<u64> {
     numbers.iter().map(|number| u64::from_le_bytes(*number)).collect()
 }
 
-impl World {
-    fn new(seed: u64, bug: Bug) -> World {
-        World {
+impl Simulation {
+    fn new(seed: u64, bug: Bug) -> Simulation {
+        Simulation {
             random: Random::new(seed),
             bug,
             objects: MemoryObjects::new(),
@@ -128,12 +128,12 @@ impl World {
         let objects = self.objects.with_faults(Box::new(move |operation, object| {
             if random.below(32) >= faults_of_32 {
                 let is_guarded = has_guards || object.ends_with(".server");
-                return if is_guarded { Fate::Performed } else { Fate::Unguarded };
+                return if is_guarded { FaultEffect::Performed } else { FaultEffect::Unguarded };
             }
             // Writes of the log are never late here: tests/histories.rs has those.
             match random.below(3) {
-                0 if operation == "write" && object.ends_with(".server") => Fate::Late,
-                _ => Fate::ResultLost,
+                0 if operation == "write" && object.ends_with(".server") => FaultEffect::Late,
+                _ => FaultEffect::ResultLost,
             }
         }));
         let rate = 900 + self.random.below(201) as u64;
@@ -328,21 +328,21 @@ impl World {
 
 /// Returns the history of a seed, and the number of takeovers.
 fn run(seed: u64, bug: Bug) -> (Vec<HistoryTransaction>, usize) {
-    let mut world = World::new(seed, bug);
+    let mut simulation = Simulation::new(seed, bug);
     for _ in 0..STEPS {
-        world.step();
+        simulation.step();
     }
-    world.finish()
+    simulation.finish()
 }
 
 /// Returns a history of few steps and requests, whose orders can all be searched.
 fn run_briefly(seed: u64, bug: Bug) -> Vec<HistoryTransaction> {
     let (steps, requests_max) = SEARCHED;
-    let mut world = World { requests_max, ..World::new(seed, bug) };
+    let mut simulation = Simulation { requests_max, ..Simulation::new(seed, bug) };
     for _ in 0..steps {
-        world.step();
+        simulation.step();
     }
-    world.finish().0
+    simulation.finish().0
 }
 
 #[test]

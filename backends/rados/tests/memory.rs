@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 
 use promises::{content, names, open, put};
 use quell_kv::{DiskOptions, DiskStore, KeyValue, MemoryLimit, MemoryStore};
-use quell_rados::{Fate, LogOptions, MemoryObjects, Objects, RadosStore, Takeover};
+use quell_rados::{FaultEffect, LogOptions, MemoryObjects, Objects, RadosStore, Takeover};
 use quell_vfs::ErrorKind;
 
 const LOG: &str = "test.log.0000000000000001.0000000000000000";
@@ -95,7 +95,7 @@ fn an_owner_that_is_replaced_during_a_change_of_objects_appends_nothing() {
             let other = open(&base, "test").expect("a takeover");
             other.commit(put("other", b"")).expect("the owner");
         }
-        Fate::Performed
+        FaultEffect::Performed
     }));
     let options = LogOptions { object_bytes: 150, ..LogOptions::default() };
     let store =
@@ -117,15 +117,15 @@ fn an_owner_that_is_replaced_during_a_change_of_objects_appends_nothing() {
 
 #[test]
 fn an_append_whose_result_is_lost_is_performed_once() {
-    for fate in [Fate::ResultLost, Fate::Late] {
+    for effect in [FaultEffect::ResultLost, FaultEffect::Late] {
         let (memory, objects) = two_commits();
         let lost = AtomicUsize::new(0);
         let client = memory.with_faults(Box::new(move |operation, object| {
             let is_append = operation == "write" && object == LOG;
-            // The first write is that of the takeover.
+            // The takeover makes the first write.
             match is_append && lost.fetch_add(1, Ordering::Relaxed) == 1 {
-                true => fate,
-                false => Fate::Performed,
+                true => effect,
+                false => FaultEffect::Performed,
             }
         }));
         let client: Arc<dyn Objects> = Arc::new(client);
@@ -135,7 +135,7 @@ fn an_append_whose_result_is_lost_is_performed_once() {
         memory.perform_late(0);
         assert_eq!(objects.size(LOG).expect("a log object"), size);
         store.commit(put("d", b"4")).expect("a commit");
-        assert_eq!(content(&open(&objects, "test").expect("a store")).len(), 4, "{fate:?}");
+        assert_eq!(content(&open(&objects, "test").expect("a store")).len(), 4, "{effect:?}");
     }
 }
 
@@ -146,8 +146,8 @@ fn a_refused_commit_has_no_effect_and_the_next_one_has() {
     let is_full = Arc::clone(&full);
     let client = memory.with_faults(Box::new(move |operation, _| {
         match operation == "write" && is_full.load(Ordering::Relaxed) == 1 {
-            true => Fate::Refused(ErrorKind::NoSpace),
-            false => Fate::Performed,
+            true => FaultEffect::Refused(ErrorKind::NoSpace),
+            false => FaultEffect::Performed,
         }
     }));
     let client: Arc<dyn Objects> = Arc::new(client);
@@ -206,7 +206,7 @@ fn commits_that_wait_share_a_record() {
             first.wait();
             first.wait();
         }
-        Fate::Performed
+        FaultEffect::Performed
     }));
     let client: Arc<dyn Objects> = Arc::new(client);
     let store = open(&client, "test").expect("a new store");

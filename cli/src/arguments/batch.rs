@@ -108,15 +108,20 @@ pub struct BatchServeArgs {
     /// `key`, which is created if it does not exist. Port 0 lets the system choose a port.
     #[arg(long, value_name = "HOST:PORT")]
     pub listen: Option<String>,
-    /// The host and port that other nodes use [default: those of --listen].
+    /// The host and port that other nodes use [default: the address of --listen].
     #[arg(long, value_name = "HOST:PORT", requires = "listen")]
     pub advertise: Option<String>,
     /// Encrypt TCP connections; without this option they are authenticated only.
     #[arg(long, requires = "listen")]
     pub encrypt: bool,
-    /// The largest number of clients at a time.
+    /// The largest number of clients at a time. From each user other than the owner and root, at
+    /// most a quarter of this number is accepted.
     #[arg(long, value_name = "NUMBER", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     pub clients: u16,
+    /// Wait this time until a process of `quell batch verify` is idle, and then for its result;
+    /// after this time, the server verifies the batch itself.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub verification_limit: u64,
     /// Print the store and the address as a line of JSON, as soon as clients can connect.
     #[arg(long)]
     pub json: bool,
@@ -152,7 +157,7 @@ pub struct BatchVerifyArgs {
 ///
 /// Each part sees the files of the store as they were at the begin, and its own changes. A
 /// directory that several parts create becomes one directory. A file that several parts create is a
-/// conflict: that of the part that has joined first keeps the name.
+/// conflict: the file of the part that joined first keeps the name.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -281,9 +286,9 @@ pub struct BatchConflictsArgs {
 /// The entry that is kept after a conflict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ConflictSide {
-    /// That of the batch.
+    /// Keep the entry of the batch.
     Mine,
-    /// That of others.
+    /// Keep the entry that others committed.
     Theirs,
 }
 
@@ -294,7 +299,9 @@ pub enum ConflictSide {
 Example:
   quell batch commit /shared/results 7
   # after the failure of a node
-  quell batch commit --without-lost-parts /shared/results 7")]
+  quell batch commit --without-lost-parts /shared/results 7
+  # together with a transaction of blobs
+  quell batch commit --blobs blobs.json /shared/results 7")]
 pub struct BatchCommitArgs {
     /// The store.
     pub store: PathBuf,
@@ -308,11 +315,16 @@ pub struct BatchCommitArgs {
     /// nodes, and publish the others. Without this option, such a batch is not committed.
     #[arg(long)]
     pub without_lost_parts: bool,
+    /// Also commit the transaction of blobs in this JSON file: both are committed, or neither. The
+    /// batch is not committed if it has conflicts. docs/techniques/batch.md has the format.
+    #[arg(long, value_name = "FILE", conflicts_with = "lazy")]
+    pub blobs: Option<PathBuf>,
     #[command(flatten)]
     pub trust: TrustArgs,
 }
 
-/// Discard the changes of a batch that no process uses any more, or of one part of it.
+/// Discard the changes of a batch that no process uses any more, or of one part of it. If it is
+/// prepared and its transaction of blobs is committed, it is published, and the command fails.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -322,6 +334,10 @@ pub struct BatchAbortArgs {
     pub store: PathBuf,
     /// The number of the batch or of the part.
     pub batch: u64,
+    /// Discard a prepared batch without access to its store of blobs, for example because that
+    /// store is lost. If the transaction of blobs is committed, its changes of the blobs remain.
+    #[arg(long)]
+    pub ignore_blobs: bool,
     #[command(flatten)]
     pub trust: TrustArgs,
 }

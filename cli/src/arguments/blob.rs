@@ -70,7 +70,7 @@ pub struct BlobStatArgs {
     pub output: JsonArg,
 }
 
-/// Write the bytes of a blob to standard output. They are those of one state of the blob.
+/// Write the bytes of a blob to standard output. All bytes are from one state of the blob.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -91,7 +91,7 @@ pub struct BlobCatArgs {
 /// Copy a file into a blob, which is created, or replaced if it exists.
 ///
 /// The store is created if it does not exist. A file of up to 256 MiB replaces the blob in one
-/// transaction. Of a larger one, other programs can see a part while it is copied.
+/// transaction. While a larger file is copied, other programs can see a part of it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -288,7 +288,7 @@ pub struct BlobServeArgs {
     /// serve. The number never changes.
     ///
     /// Each group has a log and a server of its own. Programs open rados://POOL as before, and find
-    /// the servers of all groups. [default: 1, or that of the store]
+    /// the servers of all groups. [default: the number of the store, or 1 for a new one]
     #[arg(long, value_name = "NUMBER", requires = "rados", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub groups: Option<u32>,
     /// Serve these groups of the store, which are counted from 0, and not all of them. Group N uses
@@ -302,8 +302,8 @@ pub struct BlobServeArgs {
     /// Replace the other server of the store in RADOS, even if it lives.
     #[arg(long, requires = "rados")]
     pub replace: bool,
-    /// The host and port that clients with the location rados://POOL use; by default, those of
-    /// --listen.
+    /// The host and port that clients with the location rados://POOL use; by default, the
+    /// address of --listen.
     #[arg(long, value_name = "HOST:PORT", requires_all = ["rados", "listen"])]
     pub advertise: Option<String>,
     /// Accept TCP connections of clients that have the key. The key is the file `key` in the
@@ -326,7 +326,7 @@ pub struct BlobServeArgs {
 /// Derive a key with some of the rights for a store, for programs on other machines.
 ///
 /// A program uses it as the key of the store: quell://HOST:PORT?key=FILE. PREFIX is the beginning
-/// of names, byte by byte: events/2026 is also that of events/2026-old. A key has at most 16
+/// of names, byte by byte: events/2026 also matches events/2026-old. A key has at most 16
 /// prefixes.
 /// The server keeps no list of keys: it computes the rights from the key. A key can be withdrawn
 /// only together with all others, by a new key of the store, so give it a time of expiry.
@@ -376,9 +376,9 @@ pub struct BlobKeyArgs {
 /// On a terminal, the table fills the screen. Otherwise it is printed again after each interval. It
 /// has a row for each kind of request: requests in one second, those that have failed or were
 /// refused, bytes of blobs in one second, and the time that half and 99 % of the requests did not
-/// exceed, rounded up to a power of 2 in microseconds; those of reads include stat and list. With
-/// --once, the exit code is 1 if the server does not answer. A client over TCP needs a key with all
-/// rights.
+/// exceed, rounded up to a power of 2 in microseconds; the row of reads includes stat and list.
+/// With --once, the exit code is 1 if the server does not answer. A client over TCP needs a key
+/// with all rights.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

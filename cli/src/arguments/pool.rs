@@ -44,11 +44,11 @@ pub enum PoolCommand {
 /// serve. If a daemon cannot be started, the other daemons are ended, the error message names the
 /// node, and the exit code is 2 or 3.
 ///
-/// The nodes are those of the Slurm, PBS or Flux job of this command, or those of --hosts. The
-/// daemons end with `quell pool down` on any of the nodes, or when the job ends: a background
-/// process of this command, which stays in its session, keeps the connections to them. Daemons that
-/// were started with --local run until `quell pool down`. All daemons remove their data when they
-/// end.
+/// The nodes of the pool are the nodes of the Slurm, PBS or Flux job of this command, or of
+/// --hosts. The daemons end with `quell pool down` on any of the nodes, or when the job ends: a
+/// background process of this command, which stays in its session, keeps the connections to them.
+/// Daemons that were started with --local run until `quell pool down`. All daemons remove their
+/// data when they end.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -76,8 +76,8 @@ pub struct PoolUpArgs {
     pub dir: Option<PathBuf>,
     /// Keep the data in the memory of the nodes instead of in a directory. Each daemon uses at most
     /// SIZE, a number with the unit M, G or T (such as 4G), at least 16M: seven eighths for data,
-    /// and one eighth for names and attributes. What does not fit fails with ENOSPC. Requires root,
-    /// or a system that permits user namespaces.
+    /// and one eighth for names and attributes. A write that does not fit fails with ENOSPC.
+    /// Requires root, or a system that permits user namespaces.
     #[arg(long, value_name = "SIZE", value_parser = memory_size, conflicts_with = "dir")]
     pub memory: Option<u64>,
     /// The size of the chunks into which files are divided, in KiB, 4 to 512.
@@ -152,10 +152,10 @@ pub struct LaunchArgs {
 /// Start more daemons for a running pool, and move parts of the names and data to them. Programs
 /// that use the pool go on.
 ///
-/// The nodes are those of the Slurm, PBS or Flux job of this command, or those of --hosts. Nodes
-/// that have a daemon are omitted. The pool must have been started with --expand-to, unless it has
-/// lost daemons before. Use the command on the node on which the pool was started. If it is
-/// interrupted, the pool completes the expansion.
+/// The nodes of the pool are the nodes of the Slurm, PBS or Flux job of this command, or of
+/// --hosts. Nodes that have a daemon are omitted. The pool must have been started with --expand-to,
+/// unless it has lost daemons before. Use the command on the node on which the pool was started. If
+/// it is interrupted, the pool completes the expansion.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -289,7 +289,7 @@ pub struct PoolMapArgs {
 /// On a terminal, the table fills the screen. Otherwise it is printed again after each interval.
 /// The second line has the rates of each kind of operation; `direct` are accesses of clients to
 /// chunks of their node, which send no request. The columns: connections of client processes (one
-/// of them may be that of this command); operations of the clients of the daemon, those that have
+/// of them may belong to this command); operations of the clients of the daemon, those that have
 /// failed, requests of other daemons, and bytes that clients have read and written, all in one
 /// second; the time that half and 99 % of the clients' operations did not exceed, rounded up to a
 /// power of 2 in microseconds; available space. With --once, the exit code is 1 if a daemon does
@@ -345,11 +345,11 @@ pub struct PoolEnvArgs {
 
 /// Copy files and directories into a pool. Each SRC is copied into DIR under the last component of
 /// its path; if SRC ends in `/.`, its entries are copied into DIR. The copy of a file gets its name
-/// in DIR after it was read back and its checksum was compared with that of the source. A file that
-/// exists in DIR with the size and the modification time of the source is not copied again, so an
-/// interrupted command is continued by running it again. Symbolic links are copied as links, and
-/// holes are kept. Each entry that was not copied is printed on standard error, and the exit code
-/// is then 1.
+/// in DIR after it was read back and its checksum was compared with the checksum of the source. A
+/// file that exists in DIR with the size and the modification time of the source is not copied
+/// again, so an interrupted command is continued by running it again. Symbolic links are copied as
+/// links, and holes are kept. Each entry that was not copied is printed on standard error, and the
+/// exit code is then 1.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -371,9 +371,9 @@ pub struct PoolStageInArgs {
 }
 
 /// Copy a file or directory out of a pool. PATH is copied into DIR under its last component; for
-/// `NAME:/`, and if PATH ends in `/.`, the entries are copied into DIR. The rules are those of
-/// `quell pool stage-in`. Before the command reports success, the file system of DIR is synced
-/// (syncfs).
+/// `NAME:/`, and if PATH ends in `/.`, the entries are copied into DIR. The rules of
+/// `quell pool stage-in` apply. Before the command reports success, the file system of DIR is
+/// synced (syncfs).
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -431,7 +431,7 @@ pub struct StagingPartArg {
 /// The part of the files that a process copies.
 #[derive(Debug, Clone, Copy)]
 pub enum StagingPart {
-    /// That of the rank of the process.
+    /// The part of the rank of the process.
     Auto,
     /// Part `index` of `count`, with `index` less than `count`.
     Of { index: u32, count: u32 },

@@ -11,8 +11,9 @@ use quell_batch_service::{AuxiliarySummary, BatchSummary, PartState, SnapshotSum
 use quell_vfs::{Error, ErrorKind};
 use serde_json::{Value, json};
 
+use super::batch_blobs::BlobTransaction;
 use super::batch_store::{WAIT, report_conflicts};
-use super::{batch_conflicts, batch_copy, batch_fsck, batch_serve, batch_verify, batch_watch};
+use super::{batch_blobs, batch_conflicts, batch_copy, batch_fsck, batch_serve, batch_verify, batch_watch};
 use crate::arguments::{
     BatchAbortArgs, BatchBeginArgs, BatchCommand, BatchCommitArgs, BatchInitArgs, BatchSnapshotsArgs,
     BatchStatusArgs,
@@ -140,6 +141,9 @@ fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
             SummaryState::Submitted => "submitted, not verified yet".to_owned(),
             SummaryState::Refused { reason } => format!("refused: {}", shown(reason)),
             SummaryState::OpenForParts => "open for parts".to_owned(),
+            SummaryState::Prepared { marker } => {
+                format!("prepared, with blobs in {}", shown(&marker.location))
+            }
             SummaryState::Part { of, state: PartState::Committed { entries } } => {
                 format!("part of {of}, committed, {}", counted(*entries, "new entry", "new entries"))
             }
@@ -185,7 +189,17 @@ fn snapshots(args: &BatchSnapshotsArgs) -> Result<ExitCode, Failure> {
 }
 
 fn commit(args: &BatchCommitArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let blobs = args.blobs.as_deref().map(BlobTransaction::read).transpose()?;
     let store = StoreAccess::open_for_batches_of(&args.store, &args.trust.trust_owner, WAIT)?;
+    match batch_blobs::settle(&store, args.batch)? {
+        Some(true) => return report_earlier_transaction(args),
+        Some(false) if blobs.is_none() => {
+            let reason = "its transaction of blobs was not committed, so the batch is open again; repeat the \
+                          command with --blobs, or without it to commit the files only";
+            return Err(Failure::cannot(format!("batch {}: {reason}", args.batch)));
+        }
+        Some(false) | None => {}
+    }
     if args.without_lost_parts {
         for part in store.abort_lost_parts(args.batch)? {
             if !quiet {
@@ -197,13 +211,38 @@ fn commit(args: &BatchCommitArgs, quiet: bool) -> Result<ExitCode, Failure> {
         store.submit(args.batch)?;
         return Ok(ExitCode::SUCCESS);
     }
+    if let Some(blobs) = &blobs {
+        batch_blobs::commit(&store, args.batch, blobs)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let batch = store.commit(args.batch)?;
     report_conflicts(&args.store, &batch, quiet);
     Ok(ExitCode::SUCCESS)
 }
 
+/// The end of a command that has published a prepared batch. It is not known whether the file of
+/// `--blobs` has the transaction that is committed.
+fn report_earlier_transaction(args: &BatchCommitArgs) -> Result<ExitCode, Failure> {
+    let Some(file) = &args.blobs else { return Ok(ExitCode::SUCCESS) };
+    let message = format!(
+        "batch {} was committed with an earlier transaction of blobs; {} was not executed",
+        args.batch,
+        shown(file)
+    );
+    Err(Failure::with_code(NO, message))
+}
+
 fn abort(args: &BatchAbortArgs) -> Result<ExitCode, Failure> {
-    StoreAccess::open_for_batches_of(&args.store, &args.trust.trust_owner, WAIT)?.abort(args.batch)?;
+    let store = StoreAccess::open_for_batches_of(&args.store, &args.trust.trust_owner, WAIT)?;
+    let is_published = match args.ignore_blobs {
+        true => store.withdraw_without_blobs(args.batch)?.map(|_| false),
+        false => batch_blobs::settle(&store, args.batch)?,
+    };
+    if is_published == Some(true) {
+        let reason = "its transaction of blobs is committed, so its files were published";
+        return Err(Failure::cannot(format!("batch {} was not aborted: {reason}", args.batch)));
+    }
+    store.abort(args.batch)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -251,10 +290,15 @@ fn json_of(batch: &BatchSummary, store: &StoreAccess) -> Result<Value, Failure> 
         SummaryState::Submitted => ("submitted", None, None, None),
         SummaryState::Refused { reason } => ("refused", None, None, Some(reason)),
         SummaryState::OpenForParts => ("open", None, None, None),
+        SummaryState::Prepared { .. } => ("prepared", None, None, None),
         SummaryState::Part { state, .. } => {
             let entries = if let PartState::Committed { entries } = state { Some(entries) } else { None };
             (state_of_part(*state, batch.number, store)?, entries, None, None)
         }
+    };
+    let blob_store = match &batch.state {
+        SummaryState::Prepared { marker } => Some(&marker.location),
+        _ => None,
     };
     let part_of = if let SummaryState::Part { of, .. } = batch.state { Some(of) } else { None };
     Ok(json!({
@@ -266,5 +310,6 @@ fn json_of(batch: &BatchSummary, store: &StoreAccess) -> Result<Value, Failure> 
         "conflicts": conflicts,
         "reason": reason,
         "part_of": part_of,
+        "blob_store": blob_store,
     }))
 }

@@ -80,7 +80,7 @@ fn store_and_path(text: &Path) -> (PathBuf, Vec<u8>) {
     let bytes = text.as_os_str().as_bytes();
     let (store, _) = split_path(text);
     if store.join("format").is_file() {
-        // The rest with its last slash or period, which has a meaning for the copy.
+        // The path in the store keeps its last slash or period, which has a meaning for the copy.
         let is_no_slash = |byte: &u8| *byte != b'/';
         let end = store.as_os_str().as_bytes().iter().rposition(is_no_slash).map_or(0, |last| last + 1);
         return (store.to_owned(), bytes[end..].to_vec());

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use quell_batch::BatchStore;
 use quell_batch_server::{Protection, Server, ServerOptions};
@@ -26,6 +27,7 @@ pub fn run(args: &BatchServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         clients_max: args.clients.into(),
         protection: if args.encrypt { Protection::Encryption } else { Protection::Integrity },
         has_key: listen.is_some(),
+        verification_limit: Duration::from_secs(args.verification_limit),
         ..ServerOptions::default()
     };
     let server = Server::start(store, &options)?;
@@ -42,7 +44,7 @@ pub fn run(args: &BatchServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lets clients connect, and returns the address by which those on other nodes do.
+/// Lets clients connect, and returns the address at which clients on other nodes connect.
 fn accept(
     server: &Server,
     listen: Option<SocketAddr>,
@@ -55,7 +57,7 @@ fn accept(
         server.publish(&address)?;
         published = Some(address);
     }
-    // The socket last: a client that finds it can use the server.
+    // The socket is created last: a client that finds it can use the server.
     server.listen_unix()?;
     Ok(published)
 }

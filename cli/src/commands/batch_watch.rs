@@ -19,7 +19,7 @@ use crate::progress::interruption;
 /// requests every 2 s, and pauses for at most 10 s after an answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
 /// Interval at which the command checks for a newer view.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The changes of a batch in one view.
 #[derive(Default)]
@@ -44,7 +44,7 @@ pub fn run(args: &BatchWatchArgs) -> Result<ExitCode, Failure> {
         report(&batch, args)?;
         let next = Instant::now() + pause;
         while Instant::now() < next && !interrupted.load(Ordering::Relaxed) {
-            std::thread::sleep(LOOK_INTERVAL);
+            std::thread::sleep(CHECK_INTERVAL);
         }
         if !await_view(&batch, &interrupted, None, args)? {
             return Ok(ExitCode::SUCCESS);
@@ -81,7 +81,7 @@ fn await_view(
                 ANSWER_WAIT.as_secs(),
             )));
         }
-        std::thread::sleep(LOOK_INTERVAL);
+        std::thread::sleep(CHECK_INTERVAL);
     }
     Ok(false)
 }

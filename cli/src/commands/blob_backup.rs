@@ -14,7 +14,8 @@ use crate::failure::{Failure, of_blob as failure};
 use crate::inputs::{random_text, shown};
 use crate::output::errln;
 
-/// The data and the number of operations of a commit into the copy, at least.
+/// A commit into the copy begins when its operations have at least this number of bytes of data, or
+/// at least the number of operations below.
 const COMMIT_BYTES: usize = 16 << 20;
 const COMMIT_OPERATIONS: usize = 1000;
 

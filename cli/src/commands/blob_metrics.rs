@@ -12,13 +12,13 @@ use crate::failure::{Failure, of_blob as failure};
 use crate::metrics_endpoint::serve;
 use crate::output;
 
-/// How long the answer of the server is waited for.
+/// How long the command waits for the answer of the server.
 const ANSWER_LIMIT: Duration = Duration::from_secs(3);
 
 pub fn run(args: &BlobMetricsArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let store = Store::open_existing(&args.store).map_err(failure)?;
     let counters = store.server_counters(ANSWER_LIMIT).map_err(failure)?;
-    // The label of the store has no file names of keys.
+    // The label of the store omits the file name of the key.
     let label = args.store.split_once('?').map_or(&*args.store, |(label, _)| label);
     match &args.endpoint.listen {
         Some(address) => serve(address, quiet, &|| {

@@ -28,7 +28,7 @@ struct Shared<'a> {
     args: &'a BlobServeArgs,
     path: &'a Path,
     key: [u8; 32],
-    /// The path of the socket; none if there are several groups.
+    /// The path of the socket; `None` if there are several groups.
     socket: Option<PathBuf>,
     interrupted: &'a AtomicBool,
     quiet: bool,
@@ -123,7 +123,8 @@ fn serve_groups(
         let serve = |(group, addresses)| {
             let run = move || {
                 let served = serve_group(shared, groups, group, addresses);
-                // Another process can serve all groups of this one.
+                // The other groups end, too, so that another process can serve all groups of this
+                // process.
                 shared.interrupted.store(true, Ordering::Relaxed);
                 served
             };
@@ -213,7 +214,7 @@ fn accept(
     (listen, public): Addresses,
 ) -> Result<Option<SocketAddr>, Failure> {
     let address = listen.map(|address| server.listen_tcp(address)).transpose()?;
-    // The socket last: a client that finds it can use the server.
+    // The socket is created last: a client that finds it can use the server.
     if let Some(socket) = &shared.socket {
         server.listen_unix(socket)?;
     }
@@ -228,7 +229,8 @@ fn accept(
     Ok(address)
 }
 
-/// Returns the host and port that clients find in RADOS. Port 0 is that of the socket.
+/// Returns the host and port that clients find in RADOS. Port 0 stands for the port on which the
+/// server listens.
 fn public_address(
     args: &BlobServeArgs,
     listen: Option<SocketAddr>,
@@ -245,8 +247,8 @@ fn takeover(args: &BlobServeArgs) -> Takeover {
     }
 }
 
-/// States why the start of a server takes longer. Only the first operation that is repeated is
-/// stated: `reported` is set then.
+/// Prints why the start of a server takes longer. Of the operations that are repeated, only the
+/// first is printed, and sets `reported`.
 fn report_delay(args: &BlobServeArgs, delay: &Delay<'_>, quiet: bool, reported: &mut bool) {
     match delay {
         _ if quiet => {}

@@ -12,7 +12,7 @@ use crate::inputs::shown;
 use crate::store_table::ServerRates;
 use crate::top;
 
-/// How long the answer of the server is waited for.
+/// How long the command waits for the answer of the server.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// The answer of the server, and its time.

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use indicatif::HumanBytes;
 use quell_boot::{
-    BLOCK_BYTES, BootImage, Contents, DisksFs, ImageKind, MemoryEstimate, Packer, ReadBlock, Subject,
-    parse_disk_name,
+    BLOCK_BYTES, BootImage, Contents, DisksFs, ImageKind, MemoryEstimate, Packer, ReadBlock, Recorded,
+    Subject, parse_disk_name,
 };
 use quell_index::{OnChange, Rules};
 use quell_mount_spec::{Trusted, TrustedUse};
@@ -36,7 +36,7 @@ pub fn run(command: BootCommand, quiet: bool) -> Result<ExitCode, Failure> {
 fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
     let image = load_boot_at(&args.file)?;
     let numbers = 0..image.files();
-    let blocks = image.blocks();
+    let (blocks, unread) = (image.blocks(), image.unread_blocks());
     let size: u64 = numbers.clone().map(|n| image.file(n).size_bytes).sum();
     let whole = numbers.clone().filter(|n| image.is_whole(&image.file(*n))).count();
     let of = match image.kind() {
@@ -62,8 +62,9 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
         outln!(
             "{}",
             json!({ "of": of, "recordings": image.recordings(), "files": image.files(), "whole_files": whole,
-                "files_bytes": size, "blocks": blocks, "contents": image.contents(),
-                "memory_bytes": image.memory_bytes(), "ranges_bytes": MemoryEstimate::of_image(&image).ranges_bytes, "file_bytes": image.file_bytes(), "list": files })
+                "files_bytes": size, "blocks": blocks, "unread_blocks": unread, "contents": image.read_contents(),
+                "memory_bytes": image.memory_bytes(), "ranges_bytes": MemoryEstimate::of_image(&image).ranges_bytes, "file_bytes": image.file_bytes(),
+                "read_at_start_bytes": image.read_part_bytes(), "list": files })
         );
         return Ok(ExitCode::from(YES));
     }
@@ -82,14 +83,24 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
     outln!("  blocks              {} ({})", blocks, HumanBytes(blocks * BLOCK_BYTES as u64));
     outln!(
         "  different blocks    {} (take {} of memory)",
-        image.contents(),
+        image.read_contents(),
         HumanBytes(image.memory_bytes())
     );
+    if unread > 0 {
+        outln!(
+            "  unread blocks       {unread} ({}), read from the image when needed",
+            HumanBytes(unread * BLOCK_BYTES as u64)
+        );
+    }
     if image.kind() != ImageKind::Disk {
         let ranges = MemoryEstimate::of_image(&image).ranges_bytes;
         outln!("  read when needed    takes at most {} of memory", HumanBytes(ranges));
     }
-    outln!("  file size           {}", HumanBytes(image.file_bytes()));
+    outln!(
+        "  file size           {}, of which a start reads {}",
+        HumanBytes(image.file_bytes()),
+        HumanBytes(image.read_part_bytes())
+    );
     if args.files {
         for (name, size, blocks, recordings) in numbers.map(row) {
             let all = size.div_ceil(BLOCK_BYTES as u64);
@@ -236,15 +247,30 @@ struct Images {
 }
 
 impl ReadBlock for Images {
-    fn read(&mut self, file: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> quell_vfs::Result<bool> {
-        for ((image, contents), number) in self.images.iter().zip(&self.numbers[file as usize]) {
-            let found = number.and_then(|number| image.content(&image.file(number), block));
+    fn read(&mut self, recorded: &Recorded, into: &mut [u8; BLOCK_BYTES]) -> quell_vfs::Result<bool> {
+        for ((image, contents), number) in self.images.iter().zip(&self.numbers[recorded.file as usize]) {
+            let found = number.and_then(|number| image.content(&image.file(number), recorded.block));
             if let Some(content) = found {
                 into.copy_from_slice(contents.block(content));
                 return Ok(true);
             }
         }
         Ok(false)
+    }
+}
+
+impl Images {
+    /// Returns the unread blocks of all images, as pairs of file and block. Some may have been read
+    /// in another image.
+    fn unread(&self) -> Vec<(u32, u32)> {
+        let mut unread = Vec::new();
+        for (joined, numbers) in (0..).zip(&self.numbers) {
+            for ((image, _), number) in self.images.iter().zip(numbers) {
+                let Some(number) = *number else { continue };
+                unread.extend(image.unread_of(&image.file(number)).map(|block| (joined, block)));
+            }
+        }
+        unread
     }
 }
 
@@ -304,9 +330,11 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         }
     }
     let blocks_max = args.budget.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
-    let recording = joined.expect("there is a first one").chosen(args.min_runs, blocks_max);
-    let mut frames = claimed.frames()?;
+    let mut recording = joined.expect("there is a first one").chosen(args.min_runs, blocks_max);
     let mut images = Images { images, numbers };
+    let read_blocks = recording.blocks();
+    recording.add_unread(images.unread());
+    let mut frames = claimed.frames()?;
     let head = packer.pack_to(kind, &recording, &mut images, processors(), &mut frames)?;
     let file_bytes = head.len() as u64 + frames.bytes();
     claimed.replace(&head, frames, args.force)?;
@@ -315,7 +343,7 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
             "{}: {}, {}, {}",
             shown(&args.output),
             counted(recording.recordings().into(), "recording", "recordings"),
-            counted(recording.blocks() as u64, "block", "blocks"),
+            counted(read_blocks as u64, "block", "blocks"),
             HumanBytes(file_bytes)
         );
     }

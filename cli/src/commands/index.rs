@@ -19,9 +19,9 @@ use crate::inputs::{
 };
 use crate::output::{counted, errln, outln};
 
-/// A directory that changed less than this before the build of the old index began, which is the
-/// modification time of its file, may have changed again within the same timestamp granule. Some
-/// file systems have timestamps in steps of two seconds.
+/// The build of the old index began at the modification time of its file. A directory that changed
+/// less than this number of seconds before may have changed again within the same timestamp
+/// granule. Some file systems have timestamps in steps of two seconds.
 const CLOCK_TICK_SECONDS: i64 = 2;
 /// Number of unreadable paths that are printed; the rest is only counted.
 const PROBLEMS_SHOWN: u64 = 20;

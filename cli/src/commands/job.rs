@@ -1,18 +1,46 @@
-//! `quell job`: shows the nodes of jobs that read their files once.
+//! `quell job`: shows the nodes of jobs that read their files once, and runs launchers of jobs.
 
-use std::process::ExitCode;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 
-use quell_supervisor::{JobNodeReport, JobReport, Reports, job_reports, shown_list};
+use quell_supervisor::{
+    JobNodeReport, JobReport, MeetingServer, Reports, SharedBlocksReport, job_reports, shown_list,
+};
 
-use crate::arguments::{JobCommand, JobStatusArgs};
+use crate::arguments::{JobCommand, JobRunArgs, JobStatusArgs};
+use crate::commands::run_batch::{wait_for_program, watched_signals};
 use crate::failure::{Failure, NO};
 use crate::inputs::shown;
 use crate::output::{errln, outln};
+use crate::program::start_code;
+use crate::tracer::code_of;
+
+/// The variable through which the nodes of a job find the command `quell job run`.
+pub const MEETING_VARIABLE: &str = "QUELL_JOB";
 
 pub fn run(command: JobCommand) -> Result<ExitCode, Failure> {
     match command {
+        JobCommand::Run(args) => run_launcher(&args),
         JobCommand::Status(args) => status(&args),
     }
+}
+
+/// Runs a launcher, and serves the links of its jobs until it has ended.
+fn run_launcher(args: &JobRunArgs) -> Result<ExitCode, Failure> {
+    let signals = watched_signals()?;
+    let server = MeetingServer::start(args.interface.as_deref())?;
+    let (program, arguments) = args.command.split_first().expect("clap requires a command");
+    let mut command = Command::new(program);
+    command.args(arguments).env(MEETING_VARIABLE, server.text());
+    let ended = match command.spawn() {
+        Ok(child) => wait_for_program(child, signals).map(code_of),
+        Err(error) => {
+            errln!("quell: {}: {error}", shown(Path::new(program)));
+            Ok(start_code(&error))
+        }
+    };
+    server.stop();
+    ended.map(ExitCode::from)
 }
 
 fn status(args: &JobStatusArgs) -> Result<ExitCode, Failure> {
@@ -60,6 +88,14 @@ fn print(job: &JobReport) {
         outln!(
             "  {node:>5}  {parent:>6}  {received_bytes:>14}  {read_bytes:>14}  {seconds:>8}  {}",
             shown(name)
+        );
+    }
+    if let Some(blocks) = &job.shared_blocks {
+        let SharedBlocksReport { sent_blocks, sent_bytes, blocks_from_memory, received_bytes, .. } = blocks;
+        let SharedBlocksReport { read_bytes, memory_bytes, memory_bytes_max, .. } = blocks;
+        outln!(
+            "  shared blocks of this node: {sent_blocks} sent ({sent_bytes} B), {blocks_from_memory} of them from memory; \
+             {received_bytes} B received, {read_bytes} B read; {memory_bytes} B in memory, at most {memory_bytes_max}"
         );
     }
 }

@@ -27,7 +27,8 @@ pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
         true => open_stores_for_change(&args.stores)?,
         false => open_stores(&args.stores)?,
     };
-    // In the order of the stores' map, which may differ from that of the arguments.
+    // The paths are in the order of the stores' map, which may differ from the order of the
+    // arguments.
     let store_paths = stores.paths();
     let is_in_use = |store: usize, names: &[&[u8]]| {
         let own = Path::new(OsStr::from_bytes(&store_paths[store])).join(".quell");
@@ -160,8 +161,9 @@ fn is_open_below(path: &Path) -> bool {
                     return true;
                 }
             }
-            // Only root can see the open files of another user's processes. Files that they removed
-            // belong to that user, and only that user (or root) can remove them.
+            // Only root can see the open files of another user's processes. Files that such a
+            // process has removed belong to the same user, and only that user (or root) can remove
+            // them from the store.
             Err(_) => continue,
         }
     }

@@ -133,7 +133,7 @@ pub fn stat(args: &LogStatArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(YES))
 }
 
-/// Returns the sum of a number of all writers.
+/// Returns the sum of the numbers that `number` returns for all writers.
 fn sum(report: &FileReport, number: fn(&WriterReport) -> u64) -> u64 {
     report.writers.iter().map(number).sum()
 }

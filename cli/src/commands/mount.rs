@@ -86,8 +86,9 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
         let (index, directory) = index_of(file, creation)?;
         let source = args.cover.source.as_deref().map(real_path).transpose()?;
         let named = directory.filter(|_| source.is_none());
-        let tree = TreePlan { index: index.path, source, at: None, named };
-        let trees = plans::trees(vec![tree], boot()?, &args.cover, AboveArg::Live)?;
+        let tree =
+            TreePlan { index: index.path, source, at: None, named, job_check: None, shared_blocks: None };
+        let trees = plans::trees(vec![tree], boot()?, &args.cover, args.cover.view.into(), AboveArg::Live)?;
         Plan { strict: true, ..plans::plan(target, trees, &args.cover, quiet) }
     };
     mount(&plan)?;

@@ -58,7 +58,7 @@ pub fn run(command: MpiCommand, quiet: bool) -> Result<ExitCode, Failure> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     OpenMpi,
-    /// MPICH, or one that is derived from it.
+    /// MPICH, or an implementation that is derived from it.
     Mpich,
 }
 
@@ -66,7 +66,7 @@ enum Kind {
 struct Mpi {
     compiler: PathBuf,
     kind: Kind,
-    /// Such as `4.1.4`.
+    /// The version, such as `4.1.4`.
     version: String,
 }
 
@@ -127,7 +127,7 @@ impl Mpi {
         }
     }
 
-    /// Returns the names of the files that are compiled for it.
+    /// Returns the names of the files that are compiled for this MPI.
     fn files(&self) -> Vec<String> {
         let components = FRAMEWORKS.iter().filter(|_| self.kind == Kind::OpenMpi);
         components.map(|framework| component(framework)).chain([WRAPPER.to_owned()]).collect()

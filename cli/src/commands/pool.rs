@@ -65,7 +65,7 @@ struct PoolStatus {
     replicas: u16,
     /// The value of `--consistency`.
     consistency: &'static str,
-    /// Whether all copies exist. Missing ones are being made, if there are enough daemons.
+    /// Whether all copies exist. Missing copies are being made, if there are enough daemons.
     is_complete: bool,
     total_bytes: Option<u64>,
     available_bytes: Option<u64>,
@@ -77,13 +77,13 @@ struct DaemonStatus {
     number: u16,
     host: String,
     pid: u32,
-    /// The directory with its data, unless that is in memory.
+    /// The directory with the data of the daemon, unless the data is in memory.
     directory: Option<PathBuf>,
     memory_bytes: Option<u64>,
     address: String,
-    /// The parts of the pool that it serves.
+    /// The parts of the pool that the daemon serves.
     members: Vec<u16>,
-    /// The space of the file system with its data.
+    /// The space of the file system with the data of the daemon.
     total_bytes: Option<u64>,
     available_bytes: Option<u64>,
     /// The longest time until the answer or the error of a member.
@@ -212,7 +212,7 @@ fn down(args: &PoolDownArgs) -> Result<ExitCode, Failure> {
         return Err(Failure::with_code(NO, reason));
     }
     stop_pool(&pool)?;
-    // Those of programs that have used it.
+    // Removes the counters of programs that have used the pool.
     if let Ok(runtime) = runtime_directory() {
         remove_ended_process_counters(&runtime);
     }

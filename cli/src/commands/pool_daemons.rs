@@ -14,7 +14,8 @@ use crate::installed::daemon;
 const PARALLEL_NAMES: usize = 64;
 
 /// Returns the daemons to start, on nodes for whose names `is_wanted` returns true. `can_be_alone`:
-/// if there is only one node, the pool never has another one.
+/// whether a pool with one node can never get a second one, so that its daemon can listen on the
+/// loopback interface.
 pub fn new_daemons(
     args: &LaunchArgs,
     can_be_alone: bool,

@@ -12,7 +12,7 @@ use crate::failure::{Failure, NO};
 use crate::metrics_endpoint::serve;
 use crate::output;
 
-/// How long the answer of a daemon is waited for, after the connection.
+/// How long the command waits for the answer of a daemon, after the connection.
 const ANSWER_LIMIT: Duration = Duration::from_secs(3);
 
 pub fn run(args: &PoolMetricsArgs, quiet: bool) -> Result<ExitCode, Failure> {

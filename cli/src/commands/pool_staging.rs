@@ -52,13 +52,13 @@ pub fn stage_out(args: &PoolStageOutArgs, quiet: bool) -> Result<ExitCode, Failu
     if let Some((marks, connection)) = marks
         && is_complete
     {
-        // An error without a file that failed: `pool down` will refuse.
+        // If this fails, all files were copied, but `pool down` refuses to end the pool.
         connection.record_marks(&marks?)?;
     }
     Ok(ExitCode::from(if is_complete { YES } else { NO }))
 }
 
-/// Returns whether a path in a pool is that of its root.
+/// Returns whether a path in a pool is the path of its root.
 fn is_root(path: &[u8]) -> bool {
     path.split(|byte| *byte == b'/').all(|name| matches!(name, b"" | b"."))
 }
@@ -80,8 +80,8 @@ fn connect(pool: &Pool) -> Result<Arc<dyn FileSystem>, Failure> {
     Ok(Arc::new(open_pool(&first_socket(pool)?, pool.chunk_bytes)?))
 }
 
-/// Connects to the first daemon of this node that serves. What other daemons have can be used if
-/// one of them has ended.
+/// Connects to the first daemon of this node that serves. If one daemon has ended, the data of the
+/// other daemons can still be used.
 fn connect_to_the_rest(pool: &Pool) -> Result<(Arc<dyn FileSystem>, PathBuf), Failure> {
     let mut refused = None;
     for socket in pool.sockets() {

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::pool_table::{MemberRates, PoolRates};
 use crate::top;
 
-/// How long the answer of a member is waited for, after the connection.
+/// How long the command waits for the answer of a member, after the connection.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
 pub fn run(args: &PoolTopArgs) -> Result<ExitCode, Failure> {

@@ -32,7 +32,7 @@ pub fn run(args: PoolUpArgs, quiet: bool) -> Result<ExitCode, Failure> {
         std::path::absolute(path).map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(path))))
     };
     let directory = match (&args.dir, is_local) {
-        // The same directory as that of a shell in which a link leads to it.
+        // Resolves symbolic links as the user's shell does on this node.
         (Some(directory), true) => Some(real_path(directory)?),
         (Some(directory), false) => Some(absolute(directory)?),
         (None, _) => None,

@@ -28,9 +28,10 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     quell_mount_spec::LockedBootFile::check(&args.output, args.force)?;
     let output = output_of(&args.output)?;
-    if args.small.is_some() || !args.pattern.is_empty() {
-        let index = index
-            .ok_or_else(|| Failure::wrong_input("--small and --pattern need an index: name it with -i"))?;
+    if is_selection(&args) {
+        let index = index.ok_or_else(|| {
+            Failure::wrong_input("--small, --pattern and --changed need an index: name it with -i")
+        })?;
         return record_files(&args, &index, output, quiet);
     }
     // `quell run` gets the directory that the user named, so that it checks that the index is of
@@ -81,14 +82,22 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(code))
 }
 
+/// Returns whether options select the files of the image, so that no program is run.
+fn is_selection(args: &RecordArgs) -> bool {
+    args.small.is_some() || !args.pattern.is_empty() || args.changed
+}
+
 fn image_plan(args: &RecordArgs, output: PathBuf) -> ImagePlan {
     ImagePlan {
         output,
         merge: args.merge,
         update: args.update,
+        refresh: args.changed,
         force: args.force,
         min_runs: args.min_runs,
         whole: args.whole,
+        // Selected files are whole. Other files of an image that is updated keep their blocks.
+        exact: args.exact || is_selection(args) && !args.update,
         budget_mib: args.budget,
     }
 }
@@ -109,6 +118,12 @@ fn record_files(
         patterns: args.pattern.clone(),
         blocks_max: plan.blocks_max(),
     };
+    if args.changed && !output.exists() {
+        return Err(Failure::wrong_input(format!(
+            "{} does not exist: --changed completes an image",
+            shown(&output)
+        )));
+    }
     let trusted = Trusted::by_caller(&args.trust_owner);
     let files = SelectedFiles::of_index(index, source.as_deref(), named, trusted, &selection)?;
     let memory = files.memory();
@@ -118,7 +133,7 @@ fn record_files(
             json!({ "files": files.files(), "blocks_bytes": files.blocks_bytes(),
                 "memory_bytes": memory.memory_bytes, "ranges_bytes": memory.ranges_bytes })
         );
-    } else if args.dry_run || !quiet && !args.json {
+    } else if args.dry_run || !selection.is_empty() && !quiet && !args.json {
         let text = format!(
             "{} with {} of blocks; quell run -b takes {} of memory for them, or {} if they do not fit its --budget",
             counted(files.files(), "file", "files"),
@@ -186,8 +201,12 @@ fn print_result(
         Some(added) => format!("{} added", bytes(added)),
         None => format!("{} read in this one", bytes(result.blocks)),
     };
+    let unread = match result.unread_blocks {
+        0 => String::new(),
+        blocks => format!(" and {} of unread blocks", bytes(blocks)),
+    };
     errln!(
-        "quell: {}: {} of {} in {}, {} ({this_one})",
+        "quell: {}: {} of {}{unread} in {}, {} ({this_one})",
         shown(output),
         bytes(result.image_contents),
         counted(result.image_files, "file", "files"),

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use quell_supervisor::{
-    NotEntered, Plan, PlanSource, Target, Waiting, disk_plan, enter_view, is_first_notice, open_fifo,
-    runtime_directory, with_consequence,
+    NotEntered, Plan, PlanSource, Target, ViewChoice, Waiting, disk_plan, enter_view, is_first_notice,
+    open_fifo, runtime_directory, with_consequence,
 };
 
 use crate::arguments::{RunArgs, Via};
@@ -93,7 +93,10 @@ fn plan(args: &RunArgs, quiet: bool, waiting: &Waiting) -> Result<(Plan, Vec<Inp
         }
         None => {
             let trees = tree_plans(args, quiet, &mut received, &mut files, waiting)?;
-            plans::trees(trees, boot_plan(args, &mut received, &mut files, waiting)?, cover, args.above)?
+            let boot = boot_plan(args, &mut received, &mut files, waiting)?;
+            // The FUSE view is the only one in which Quell reads the files.
+            let view = if args.job.share_data.is_some() { ViewChoice::Fuse } else { cover.view.into() };
+            plans::trees(trees, boot, cover, view, args.above)?
         }
     };
     Ok((plans::plan(Target::Namespace, source, cover, quiet), files))

@@ -35,7 +35,7 @@ pub fn run(args: &RunArgs, batch: &str, quiet: bool) -> Result<ExitCode, Failure
     let signals = watched_signals()?;
     let point = new_mount_point()?;
     let ended = run_at(args, store, mode, (&point, &directory), signals, quiet);
-    // If it is still mounted, the error of `run_at` is more useful.
+    // The removal fails if the batch is still mounted; the error of `run_at` is then more useful.
     let removed = std::fs::remove_dir(&point);
     let code = ended?;
     removed.map_err(|error| Failure::cannot(format!("{}: {error}", shown(&point))))?;
@@ -81,7 +81,7 @@ pub fn interrupted(signal: i32) -> Failure {
     Failure::with_code(u8::try_from(128 + signal).unwrap_or(u8::MAX), message)
 }
 
-/// Returns the exit code for the end of the program and that of its batch.
+/// Returns the exit code that follows from the end of the program and the end of its batch.
 pub fn code_of(status: ExitStatus, ended: Result<u64, Failure>, strict: bool) -> Result<ExitCode, Failure> {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
     let code = u8::try_from(code).unwrap_or(u8::MAX);
@@ -99,8 +99,8 @@ pub fn code_of(status: ExitStatus, ended: Result<u64, Failure>, strict: bool) ->
 /// Creates a directory for a mount.
 fn new_mount_point() -> Result<PathBuf, Failure> {
     let path = runtime_directory()?.join(format!("batch-{}", std::process::id()));
-    // A command with the same process number that was killed may have left it. One that is still
-    // mounted is not removed.
+    // A killed command with the same process number may have left the directory. A directory at
+    // which a batch is still mounted is not removed.
     let _ = std::fs::remove_dir(&path);
     let created = DirBuilder::new().mode(0o700).create(&path);
     // The process that serves the mount reports the path without symbolic links.
@@ -125,7 +125,8 @@ fn run_at(
         discard_and_unmount(point)?;
         return Err(interrupted(signal));
     }
-    // Known before the program runs, because the process that serves the mount may be killed.
+    // The batch is determined before the program runs, because the process that serves the mount
+    // may be killed meanwhile.
     let batch = batch_of(point);
     let executed = match &batch {
         None if is_batch => Err(Failure::cannot(format!(

@@ -144,7 +144,7 @@ impl NameSpace {
             BatchEnd::Commit => batch.commit(COMMIT_WAIT),
             BatchEnd::CommitLater => batch.commit_later(COMMIT_WAIT),
             BatchEnd::Close => {
-                // The conflicts of a part are those of its batch.
+                // The conflicts of a part are reported with its batch.
                 return batch.close().map(|()| 0).map_err(|error| {
                     Failure::cannot(format!(
                         "part {number} was not closed: {error}; its changes are lost; to discard it: quell batch abort \

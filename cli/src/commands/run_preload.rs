@@ -172,8 +172,13 @@ fn view_trees(
             false => Err(Failure::wrong_input("-b needs the index of its tree: name it with -i")),
         };
     }
-    let source =
-        plans::trees(trees, boot_plan(args, &mut received, &mut files, waiting)?, &args.cover, args.above)?;
+    let source = plans::trees(
+        trees,
+        boot_plan(args, &mut received, &mut files, waiting)?,
+        &args.cover,
+        args.cover.view.into(),
+        args.above,
+    )?;
     let plan = plans::plan(Target::Processes, source, &args.cover, quiet);
     let job = job_of(args);
     let shared = match share_trees(&plan, &files, job.as_deref(), waiting) {

@@ -54,7 +54,7 @@ pub fn batch_of(path: &Path) -> Option<MountedBatch> {
         }
         _ => None,
     });
-    // A process that was killed does not answer. The record may be that of an earlier mount.
+    // A process that was killed does not answer. The record may belong to an earlier mount.
     let of_record = || {
         end_record_of(path).filter(|_| !has_answer)?.batch.map(|batch| MountedBatch {
             store: batch.store,
@@ -95,8 +95,8 @@ pub fn unmount_and_commit(
     failure.map_or(Ok(conflicts), |failure| Err(Failure::cannot(failure)))
 }
 
-/// Waits for the end of a process that commits a batch, which may last as long as the batch is
-/// large. A process that has ended and that its parent has not waited for counts as ended.
+/// Waits for the end of a process that commits a batch, which takes longer for a larger batch. A
+/// process that has ended and that its parent has not waited for counts as ended.
 fn wait_for_end(process: i32) {
     let Some(process) = Pid::from_raw(process) else { return };
     let Ok(process) = pidfd_open(process, PidfdFlags::empty()) else { return };
@@ -121,12 +121,12 @@ fn check_committed(
                 shown(store)
             )));
         }
-        // It is no part, or the batch has ended. An error of the store is reported below.
+        // No part has this number, or the batch has ended. An error of the store is reported below.
         Ok(None) | Err(_) => {}
     }
     let opened = StoreAccess::open_for_batches_of(store, &mounted.trust_owners, WAIT);
     let batches = match opened.and_then(|store| store.batches()) {
-        // The cause of both is probably the same.
+        // Both failures probably have the same cause.
         Err(_) if failure.is_some() => Vec::new(),
         batches => batches?,
     };
@@ -135,7 +135,7 @@ fn check_committed(
     if let Some(BatchSummary { state: SummaryState::Submitted, .. }) = batch {
         return Ok(0);
     }
-    // The conflicts of a part are those of its batch.
+    // The conflicts of a part are reported with its batch.
     if let Some(BatchSummary {
         state: SummaryState::Part { state: PartState::Committed { .. }, .. }, ..
     }) = batch

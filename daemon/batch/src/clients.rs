@@ -1,5 +1,5 @@
-//! Passes the requests of clients on: those of auxiliary servers, which never block, to the store,
-//! and all others to the threads. A verdict must not wait for these threads, because they can wait
+//! Passes the requests of auxiliary servers, which never block, to the store, and all other
+//! requests to the worker threads. A verdict must not wait for these threads, because they can wait
 //! for the commit of a batch.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use quell_transport::peer::{ClientHandler, ClientIdentity, Handler, MemberId, Re
 /// The clients of a server.
 pub(crate) struct Clients {
     pub(crate) store: Arc<ServedStore>,
-    /// The threads.
+    /// The worker threads.
     pub(crate) workers: Arc<dyn ClientHandler>,
 }
 
@@ -22,8 +22,8 @@ impl ClientHandler for Clients {
         if !client.has_named_key {
             return self.workers.handler(client);
         }
-        // The server has one named key, that of auxiliary servers. They write to the directory of
-        // the store, as its owner.
+        // The server has only one named key, the commit key of auxiliary servers. An auxiliary
+        // server writes to the directory of the store, so it must run as the owner of the store.
         let is_owner = client
             .user
             .is_none_or(|user| Requester::of_user(user.uid, user.gid, &user.groups) == Requester::Owner);

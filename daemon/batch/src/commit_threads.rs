@@ -34,7 +34,7 @@ pub(crate) struct CommitQueue {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Taken<Requester>>,
-    /// Batches were submitted, which no thread has begun to commit.
+    /// Whether there are submitted batches that no thread has begun to commit.
     has_submitted: bool,
     is_ending: bool,
 }
@@ -50,7 +50,7 @@ impl CommitQueue {
     /// Passes a commit to the threads.
     ///
     /// # Errors
-    /// The commit is returned if too many wait already, or the threads end.
+    /// The commit is returned if too many commits wait already, or the threads end.
     pub(crate) fn add(&self, commit: Taken<Requester>) -> Result<(), Refused> {
         let mut state = lock(&self.state);
         let reason = match state.is_ending {
@@ -66,7 +66,7 @@ impl CommitQueue {
         Err(Refused { commit, reason })
     }
 
-    /// Lets a thread commit the batches that were submitted. When the threads end before, the next
+    /// Makes a thread commit the batches that were submitted. If the threads end first, the next
     /// server commits them.
     pub(crate) fn commit_submitted(&self) {
         lock(&self.state).has_submitted = true;
@@ -74,7 +74,7 @@ impl CommitQueue {
     }
 
     /// Makes the threads end after the commits that they execute now, and returns the commits that
-    /// wait for a thread. Later ones are refused.
+    /// wait for a thread. Later commits are refused.
     fn close(&self) -> Vec<Refused> {
         let mut state = lock(&self.state);
         (state.is_ending, state.has_submitted) = (true, false);
@@ -84,7 +84,7 @@ impl CommitQueue {
         waiting.into_iter().map(|commit| Refused { commit, reason: SERVER_ENDS }).collect()
     }
 
-    /// Returns the next work, when there is some. `None` after `close`.
+    /// Waits for work, and returns it. `None` after `close`.
     fn next(&self) -> Option<Work> {
         let is_waiting =
             |state: &mut State| state.waiting.is_empty() && !state.has_submitted && !state.is_ending;
@@ -97,7 +97,7 @@ impl CommitQueue {
     }
 }
 
-/// Running threads.
+/// The running threads.
 pub(crate) struct CommitThreads {
     store: Arc<ServedStore>,
     queue: Arc<CommitQueue>,
@@ -138,8 +138,8 @@ impl CommitThreads {
         }
     }
 
-    /// Refuses the commits that no thread has begun, and waits for those that are being executed. A
-    /// second call does nothing.
+    /// Refuses the commits that no thread has begun, and waits for the commits that are being
+    /// executed. A second call does nothing.
     pub(crate) fn end(&mut self) {
         self.refuse_waiting();
         for thread in self.threads.drain(..) {

@@ -38,12 +38,13 @@ impl LocalNames {
         let options =
             ServerOptions { descriptors: vec![names.store_descriptor()?], ..ServerOptions::default() };
         let mut server = LocalServer::bind(socket, options)?;
-        // The check of the directory, and the socket, exclude other users and processes.
+        // Other users have no access to the directory, and no other process has the socket, so the
+        // directory of locks can be replaced.
         let locks = directory_of_locks(socket);
         match create_directory(&locks) {
             Ok(created) => server.add_descriptor(created),
             Err(error) => {
-                // The error of the directory is more useful.
+                // The error of the directory is returned, because it is more useful.
                 let _ = std::fs::remove_file(socket);
                 return Err(error);
             }
@@ -63,7 +64,7 @@ impl LocalNames {
                 thread: Some(thread),
             }),
             Err(cause) => {
-                // The error of the thread is more useful.
+                // The error of the thread is returned, because it is more useful.
                 let _ = remove(socket);
                 Err(Error::from_io(cause, "start a thread for", "requests"))
             }
@@ -91,7 +92,8 @@ pub fn directory_of_locks(socket: &Path) -> PathBuf {
     socket.with_extension("locks")
 }
 
-/// Creates an empty directory for this user, in place of one that a killed process has left.
+/// Creates an empty directory for this user, in place of a directory that a killed process has
+/// left.
 fn create_directory(path: &Path) -> Result<OwnedFd> {
     let created = std::fs::DirBuilder::new().mode(0o700).create(path).or_else(|error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => {
@@ -122,7 +124,8 @@ fn serve(mut server: LocalServer, names: &SharedNames, waker: &Waker, is_ending:
         for (ticket, request) in requests.drain(..) {
             let executed = names.execute(&request);
             if executed.changed_dirs {
-                // Before the reply, after which the client reads the version.
+                // The version changes before the reply, because the client reads the version after
+                // the reply.
                 waker.increase_version();
             }
             server.reply_bytes(ticket, &executed.reply);

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use quell_batch::{BatchStore, Requester, ServedStore, ServerFiles};
+use quell_batch::{BatchStore, Requester, ServedStore, ServerFiles, VERIFICATION_LIMIT};
 use quell_threads::lock;
 use quell_transport::peer::{
     self, ClientIdentity, MemberId, PeerUser, PoolKey, Protection, Role, ServerSettings, Service, Taken,
@@ -19,34 +19,40 @@ use crate::commit_threads::{CommitQueue, CommitThreads};
 /// The options of a server. `ServerOptions::default` has the defaults.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// The largest number of clients at a time. The connections of others are refused.
+    /// The largest number of clients at a time. Further connections are refused. Each user other
+    /// than the owner of the store and root can have at most a quarter of this number.
     pub clients_max: usize,
     /// The protection of messages over TCP.
     pub protection: Protection,
     /// The number of threads that execute requests, at least 1.
     pub threads: usize,
     /// The number of batches that are verified and committed at the same time, at least 1. Each
-    /// occupies a thread of its own. Others wait.
+    /// occupies its own thread. Further commits wait.
     pub commits_max: usize,
+    /// The time for which a commit waits until an auxiliary server is idle, and then for its
+    /// verdict. After this time, this process verifies the batch itself.
+    pub verification_limit: Duration,
     /// Whether clients over TCP are served as well.
     pub has_key: bool,
 }
 
 impl Default for ServerOptions {
     /// Returns options with 256 clients, whose frames have an authentication tag over TCP, 16
-    /// threads and 4 commits at a time, for clients on this machine only.
+    /// threads, 4 commits at a time and 10 minutes for a verification, for clients on this machine
+    /// only.
     fn default() -> ServerOptions {
         ServerOptions {
             clients_max: 256,
             protection: Protection::Integrity,
             threads: 16,
             commits_max: 4,
+            verification_limit: VERIFICATION_LIMIT,
             has_key: false,
         }
     }
 }
 
-/// Executes requests on the threads, and passes commits to theirs.
+/// Executes requests on the worker threads, and passes commits to the threads for commits.
 struct Requests {
     store: Arc<ServedStore>,
     commits: Arc<CommitQueue>,
@@ -61,7 +67,7 @@ impl Service for Requests {
         }
         Some(match client.user {
             Some(PeerUser { uid, gid, groups }) => Requester::of_user(*uid, *gid, groups),
-            // A client of the owner, or one that knows the key of the store.
+            // The client belongs to the owner, or knows the key of the store.
             None => Requester::Owner,
         })
     }
@@ -104,17 +110,18 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Starts the threads. Clients over TCP prove that they know the key of the store, which is
-    /// created if there is none.
+    /// Starts the threads. Clients over TCP prove that they know the key of the store. The key is
+    /// created if it does not exist.
     ///
     /// # Errors
-    /// `InvalidInput` for options out of bounds; those of the file of the key; the error of the
-    /// system if no thread can be created.
+    /// `InvalidInput` for options out of bounds; the errors of the file with the key; the error of
+    /// the system if no thread can be created.
     pub fn start(store: BatchStore, options: &ServerOptions) -> Result<Server> {
         let files = store.server_files()?;
         // Without TCP no client needs to prove a key.
         let key = if options.has_key { files.key()? } else { PoolKey([0; 32]) };
         let named_keys = vec![files.commit_key()?];
+        store.auxiliaries().set_limit(options.verification_limit);
         let store = Arc::new(ServedStore::new(store));
         let failed = |cause| Error::from_io(cause, "start threads for", "requests");
         let mut commits = CommitThreads::start(&store, options.commits_max).map_err(failed)?;
@@ -129,6 +136,8 @@ impl Server {
         let settings = ServerSettings {
             protection: options.protection,
             clients_max: options.clients_max,
+            // One user must not use up the connections of all others.
+            clients_of_user_max: (options.clients_max / 4).max(1),
             named_keys,
             ..ServerSettings::new(Role::Batch, key)
         };
@@ -147,8 +156,8 @@ impl Server {
         }
     }
 
-    /// Accepts clients of this user and of root at the Unix socket of the store, and those of the
-    /// members of its group if it is a store for a group.
+    /// Accepts clients of this user and of root at the Unix socket of the store, and, if the store
+    /// is a store for a group, clients of the members of the group.
     ///
     /// # Errors
     /// The error of the system if the socket cannot be created.
@@ -169,10 +178,10 @@ impl Server {
         self.connections.listen_tcp(address)
     }
 
-    /// Lets clients on other nodes find this server at an address, which is `HOST:PORT`.
+    /// Publishes the address of this server, `HOST:PORT`, for clients on other nodes.
     ///
     /// # Errors
-    /// Those of files.
+    /// The errors of files.
     pub fn publish(&self, address: &str) -> Result<()> {
         self.files.publish(address, self.protection)
     }
@@ -197,17 +206,18 @@ impl Server {
     /// survive a power failure. A second call does nothing.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     pub fn stop(&self, limit: Duration) -> Result<()> {
-        // Clients that look for a server meanwhile wait for the next one.
+        // Clients that look for a server meanwhile wait for the next server.
         let removed = self.files.remove();
         let (workers, commits) = &mut *lock(&self.threads);
-        // Before the connections end, so that the clients get these replies.
+        // The waiting commits are refused before the connections end, so that the clients get these
+        // replies.
         commits.refuse_waiting();
-        // This process completes the commits whose verifications are given up.
+        // This process completes the commits whose verifications are abandoned.
         self.store.store().auxiliaries().close();
         self.connections.stop(limit);
-        // Workers pass requests to the threads of commits.
+        // The worker threads end first, because they pass requests to the threads for commits.
         workers.end();
         commits.end();
         self.store.store().primary().name_space().sync()?;

@@ -1,17 +1,23 @@
-//! Auxiliary servers in the same process, by sockets: their verdicts, forged ones, and their end.
+//! Tests of auxiliary servers in the same process, over sockets: their verdicts, forged verdicts,
+//! and their end.
 
 mod served;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use quell_batch::{AuxiliaryEvent, AuxiliaryServer, OpenBatch, fsck};
+use quell_batch_server::ServerOptions;
 use quell_batch_service::{
     AuxiliarySummary, Bytes, PROTOCOL, Reply, Request, SummaryState, VerificationResult, VerificationTask,
 };
-use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, Role};
+use quell_transport::peer::{
+    self, Client, ClientHandler, ClientIdentity, ClientSettings, Endpoint, Handler, MemberId, NamedKey,
+    PoolKey, Role, ServerSettings,
+};
 use quell_vfs::{Context, Error, ErrorKind, FileSystem, OpenMode, Result, Writable};
 use quell_wire::{Failure, decode, encode};
 
@@ -78,7 +84,7 @@ fn with_auxiliary(served: &Served, use_it: impl FnOnce()) -> Vec<(u64, Result<(u
     })
 }
 
-/// Ends the server, and checks that the store is whole and that nothing is left of verifications.
+/// Ends the server, and checks that the store is intact and has no files of verifications.
 fn check(served: Served) {
     let directory = served.stop();
     let path = directory.path().join("store");
@@ -109,9 +115,9 @@ fn batches_and_parts_are_verified_by_an_auxiliary_server() {
                 write(&*fs, &format!("of-{}", part.record().number));
                 part.close().unwrap();
             }
-            // Each part has created the directory, which becomes one.
+            // Each part has created the directory. The commit merges them into one.
             assert_eq!(served.access().commit(number).unwrap().state, committed(4));
-            // It is verified in the background.
+            // The batch is verified in the background.
             let lazy = begin_named(&served, "lazy");
             lazy.commit_later(LONG).unwrap();
             wait_until(|| state(&served, lazy.record().number) == committed(1));
@@ -124,7 +130,12 @@ fn batches_and_parts_are_verified_by_an_auxiliary_server() {
 }
 
 fn begin_named(served: &Served, name: &str) -> OpenBatch {
-    let batch = OpenBatch::begin(served.access(), b"", "job", false).unwrap();
+    begin_in(served, "", name)
+}
+
+/// Begins a batch in a directory of the store, with one file.
+fn begin_in(served: &Served, dir: &str, name: &str) -> OpenBatch {
+    let batch = OpenBatch::begin(served.access(), dir.as_bytes(), "job", false).unwrap();
     write(&*batch.file_system(), name);
     batch
 }
@@ -142,8 +153,11 @@ fn a_batch_that_an_auxiliary_server_refuses_is_not_committed() {
         let inodes_used = certificate.inodes_used + 1;
         let forged = quell_batch_service::Certificate { inodes_used, ..certificate };
         std::fs::write(&path, forged.encode()).unwrap();
+        log();
         let refused = served.raw(&Request::Commit { batch: number }).unwrap_err();
         assert_eq!(refused.kind, ErrorKind::InvalidInput, "{refused}");
+        assert!(log().contains("an auxiliary server has refused a batch"), "{}", log());
+        assert!(log().contains("fewer inodes than it states"), "{}", log());
         assert!(refused.to_string().contains("fewer inodes than it states"), "{refused}");
         assert_eq!(state(&served, number), SummaryState::Open);
         let [server] = &served.access().auxiliary_servers().unwrap()[..] else { panic!("one") };
@@ -161,8 +175,25 @@ struct Raw(Client);
 
 impl Raw {
     fn connect(served: &Served) -> Raw {
-        let key = std::fs::read(served.path().join("commit-key")).unwrap();
-        Raw::with_key(served, PoolKey(key.try_into().unwrap()), true)
+        let raw = Raw::with_key(served, commit_key(served), true);
+        assert!(matches!(raw.call(&Request::Hello { protocol: PROTOCOL }), Ok(Reply::Welcome { .. })));
+        raw
+    }
+
+    /// Requests a batch, and returns the receiver of the task when the server knows it.
+    fn wait(&self, served: &Served, name: &str) -> Receiver<Result<Vec<u8>>> {
+        let waiting = self.send(&Request::NextVerification { name: name.into() });
+        wait_until(|| {
+            served
+                .server()
+                .store()
+                .store()
+                .auxiliaries()
+                .summaries()
+                .iter()
+                .any(|known| known.name == name && known.batch.is_none())
+        });
+        waiting
     }
 
     fn with_key(served: &Served, key: PoolKey, has_named_key: bool) -> Raw {
@@ -188,6 +219,218 @@ impl Raw {
     }
 }
 
+fn commit_key(served: &Served) -> PoolKey {
+    PoolKey(std::fs::read(served.path().join("commit-key")).unwrap().try_into().unwrap())
+}
+
+/// Returns the trace of this process so far. The first call begins it.
+fn log() -> String {
+    static LOG: OnceLock<Arc<Mutex<Vec<u8>>>> = OnceLock::new();
+    let log = LOG.get_or_init(|| {
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let writer = log.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || Writer(writer.clone()));
+        subscriber.init();
+        log
+    });
+    String::from_utf8(log.lock().unwrap().clone()).unwrap()
+}
+
+struct Writer(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Returns the reply with a task.
+fn task(waiting: &Receiver<Result<Vec<u8>>>) -> (u64, Box<VerificationTask>) {
+    match reply(&waiting.recv().unwrap().unwrap()) {
+        Ok(Reply::Verification { verification, task }) => (verification, task),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn cannot(verification: u64) -> Request {
+    Request::Verdict { verification, result: VerificationResult::Failed(Failure::from(ErrorKind::NoSpace)) }
+}
+
+#[test]
+fn the_server_verifies_a_batch_itself_if_its_auxiliary_server_is_overdue() {
+    log();
+    let options = ServerOptions { verification_limit: Duration::from_secs(3), ..ServerOptions::default() };
+    let served = Served::start_with(false, options);
+    let raw = Raw::connect(&served);
+    let first = begin_named(&served, "first");
+    let verification = std::thread::scope(|scope| {
+        let waiting = raw.wait(&served, "overdue");
+        let committing = scope.spawn(|| first.commit(LONG));
+        let (verification, _) = task(&waiting);
+        // The auxiliary server answers requests, but does not verify the batch.
+        while !committing.is_finished() {
+            assert!(raw.call(&Request::Hello { protocol: PROTOCOL }).is_ok());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(committing.join().unwrap().unwrap().state, committed(1));
+        verification
+    });
+    let line =
+        "an auxiliary server has not verified a batch within the limit batch=1 server=\"overdue\" limit_s=3";
+    assert!(log().contains(line), "{}", log());
+    // No other commit waits for this auxiliary server.
+    begin_named(&served, "second").commit(LONG).unwrap();
+    assert!(!log().contains("became idle within the limit batch=2 limit_s=3"), "{}", log());
+    let [server] = &served.access().auxiliary_servers().unwrap()[..] else { panic!("one") };
+    assert_eq!((server.batch, server.failed), (Some(1), 1));
+    assert_eq!(raw.call(&cannot(verification)).unwrap_err().kind, ErrorKind::Stale);
+    // The auxiliary server gets the next batch only after it has requested one.
+    let mount = served.mount();
+    for dir in ["third", "fourth"] {
+        mount.make_dir(&Context::OWN, mount.root(), dir.as_bytes(), NEW).unwrap().into_attributes();
+    }
+    drop(mount);
+    let third = begin_in(&served, "third", "file");
+    std::thread::scope(|scope| {
+        let waiting = raw.wait(&served, "overdue");
+        let committing = scope.spawn(|| third.commit(LONG));
+        let (verification, task) = task(&waiting);
+        assert_eq!(task.record.number, 3);
+        // A commit that waits for the auxiliary server continues when the auxiliary server is
+        // overdue again.
+        begin_in(&served, "fourth", "file").commit(LONG).unwrap();
+        assert_eq!(committing.join().unwrap().unwrap().state, committed(1));
+        // Until the third commit has stopped waiting, the server accepts the verdict.
+        assert_eq!(raw.call(&cannot(verification)).unwrap_err().kind, ErrorKind::Stale);
+    });
+    raw.0.stop(LONG);
+    check(served);
+}
+
+#[test]
+fn a_verdict_is_received_while_the_requests_of_other_clients_wait_for_it() {
+    /// More than the server executes and holds for all clients.
+    const REQUESTS: usize = 1100;
+    let served = Served::start(false);
+    let raw = Raw::connect(&served);
+    let waiting = raw.wait(&served, "raw");
+    let lazy = begin_named(&served, "lazy");
+    lazy.commit_later(LONG).unwrap();
+    let (verification, _) = task(&waiting);
+    let clients = [(), ()].map(|()| {
+        let settings = ClientSettings::new(Role::Batch, Endpoint::Unix(served.socket()), PoolKey([0; 32]));
+        Client::start(settings).unwrap()
+    });
+    let look_up = encode(&Request::Lookup { dir: 0, name: Bytes(b"lazy".to_vec()) });
+    let (sender, found) = channel();
+    for number in 0..REQUESTS {
+        let sender = sender.clone();
+        let done = Box::new(move |result| _ = sender.send(result));
+        clients[number % 2].call(look_up.clone(), 1 << 10, Instant::now() + LONG, done);
+    }
+    // The requests are received, and wait for the commit.
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(found.try_recv().is_err());
+    assert!(matches!(raw.call(&cannot(verification)), Ok(Reply::Done)));
+    for _ in 0..REQUESTS {
+        let found = reply(&found.recv_timeout(LONG).unwrap().unwrap()).unwrap();
+        assert!(matches!(found, Reply::Found(Some(_))), "{found:?}");
+    }
+    clients.iter().for_each(|client| client.stop(LONG));
+    raw.0.stop(LONG);
+    check(served);
+}
+
+/// A server of another version.
+struct OtherVersion;
+
+impl ClientHandler for OtherVersion {
+    fn handler(&self, _client: ClientIdentity<'_>) -> Option<Arc<dyn Handler>> {
+        Some(Arc::new(OtherVersion))
+    }
+
+    fn ended(&self, _client: MemberId) {}
+}
+
+impl Handler for OtherVersion {
+    fn handle(&self, request: peer::Request, reply: peer::Reply) {
+        assert_eq!(decode::<Request>(&request.bytes).unwrap(), Request::Hello { protocol: PROTOCOL });
+        let source = Some("the server has version 1 of the protocol".into());
+        let error = Error { source, ..Error::new(ErrorKind::Unsupported, "greet", "") };
+        reply.send(encode(&Reply::Failed(Failure::new(&error))));
+    }
+}
+
+#[test]
+fn an_auxiliary_server_ends_if_the_server_has_another_version() {
+    let served = Served::start(false);
+    served.server().stop(LONG).unwrap();
+    let auxiliary = AuxiliaryServer::open(&served.path(), "node-1").unwrap();
+    let named = NamedKey { name: NAME, key: commit_key(&served) };
+    let cases = [
+        (vec![named], ErrorKind::Unsupported, "the server has version 1"),
+        (Vec::new(), ErrorKind::PermissionDenied, "its version of Quell has no auxiliary servers"),
+    ];
+    for (named_keys, kind, text) in cases {
+        let settings = ServerSettings { named_keys, ..ServerSettings::new(Role::Batch, PoolKey([0; 32])) };
+        let server = peer::Server::start(settings, Arc::new(OtherVersion)).unwrap();
+        server.listen_unix(&served.socket()).unwrap();
+        let refused = auxiliary.run(&AtomicBool::new(false), &mut |_| ()).unwrap_err();
+        assert_eq!(refused.kind, kind, "{refused}");
+        assert!(refused.to_string().contains(text), "{refused}");
+        server.stop(LONG);
+    }
+    // A server gives no batch to an auxiliary server that has not stated its version.
+    let mut served = served;
+    served.restart(false);
+    let raw = Raw::with_key(&served, commit_key(&served), true);
+    let refused = raw.call(&Request::NextVerification { name: "old".into() }).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Unsupported, "{refused}");
+    assert!(served.access().auxiliary_servers().unwrap().is_empty());
+    raw.0.stop(LONG);
+    check(served);
+}
+
+#[test]
+fn an_auxiliary_server_waits_while_the_address_of_the_server_is_not_known() {
+    let mut served = Served::start(true);
+    let address = served.path().join("address");
+    let published = std::fs::read(&address).unwrap();
+    served.server().stop(LONG).unwrap();
+    // The resolver refuses this name without a network request.
+    std::fs::write(&address, "host..invalid:70 integrity\n").unwrap();
+    let server = AuxiliaryServer::open(&served.path(), "node-1").unwrap();
+    let is_ending = AtomicBool::new(false);
+    let (sender, events) = channel();
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| {
+            server.run(&is_ending, &mut |event| {
+                let _ = sender.send(match event {
+                    AuxiliaryEvent::NoServer(error) => error.to_string(),
+                    event => format!("{event:?}"),
+                });
+            })
+        });
+        let waiting = events.recv_timeout(LONG).unwrap();
+        assert!(
+            waiting.contains("cannot resolve the address of the server, `host..invalid:70`"),
+            "{waiting}"
+        );
+        served.restart(true);
+        assert_eq!(std::fs::read(&address).unwrap(), published);
+        assert_eq!(events.recv_timeout(LONG).unwrap(), "Connected");
+        is_ending.store(true, Ordering::SeqCst);
+        running.join().unwrap().unwrap();
+    });
+    check(served);
+}
+
 fn reply(bytes: &[u8]) -> Result<Reply> {
     match decode(bytes)? {
         Reply::Failed(failure) => Err(failure.into_error("test", b"")),
@@ -199,7 +442,7 @@ fn reply(bytes: &[u8]) -> Result<Reply> {
 fn only_a_process_that_proves_the_commit_key_verifies_batches() {
     for is_tcp in [false, true] {
         let served = Served::start(is_tcp);
-        // Another key, none, and the key of clients.
+        // A wrong key, no key, and the key of clients.
         let mut keys = vec![(PoolKey([7; 32]), true), (PoolKey([0; 32]), false)];
         if is_tcp {
             let key = PoolKey(std::fs::read(served.path().join("key")).unwrap().try_into().unwrap());
@@ -216,7 +459,7 @@ fn only_a_process_that_proves_the_commit_key_verifies_batches() {
                 });
             }
         });
-        // A client of the owner is no auxiliary server.
+        // A client of the owner is not an auxiliary server.
         let failed = VerificationResult::Failed(Failure::from(ErrorKind::InvalidInput));
         let verdict = Request::Verdict { verification: 1, result: failed };
         for request in [Request::NextVerification { name: "x".into() }, verdict] {
@@ -224,7 +467,7 @@ fn only_a_process_that_proves_the_commit_key_verifies_batches() {
             assert_eq!(refused.kind, ErrorKind::PermissionDenied, "{refused}");
         }
         assert!(served.access().auxiliary_servers().unwrap().is_empty());
-        // The key is of no other use.
+        // The commit key does not permit other requests.
         let raw = Raw::connect(&served);
         assert!(matches!(raw.call(&Request::Hello { protocol: PROTOCOL }), Ok(Reply::Welcome { .. })));
         let other = raw.call(&Request::Hello { protocol: PROTOCOL + 1 }).unwrap_err();
@@ -265,6 +508,7 @@ fn a_batch_is_committed_if_its_auxiliary_server_leaves_or_sends_no_usable_verdic
             raw.verdict(verification, verdict).unwrap();
         }),
     ];
+    log();
     for (text, end) in ends {
         let raw = Raw::connect(&served);
         let batch = begin_named(&served, text);
@@ -293,6 +537,16 @@ fn a_batch_is_committed_if_its_auxiliary_server_leaves_or_sends_no_usable_verdic
         raw.0.stop(LONG);
         wait_until(|| served.access().auxiliary_servers().unwrap().is_empty());
     }
+    for line in [
+        "an auxiliary server was lost batch=1 server=\"raw\"",
+        "an auxiliary server could not verify a batch batch=2 server=\"raw\"",
+        "the verdict of an auxiliary server is refused batch=3 server=\"raw\"",
+        "its bytes do not have the format of a verdict",
+        "it states the number of another batch",
+        "the verdict of an auxiliary server is refused batch=5 server=\"raw\"",
+    ] {
+        assert!(log().contains(line), "{line}: {}", log());
+    }
     check(served);
 }
 
@@ -313,7 +567,7 @@ fn a_verdict_for_another_auxiliary_server_or_for_an_earlier_primary_server_is_re
         let waits = other.send(&Request::NextVerification { name: "other".into() });
         wait_until(|| served.access().auxiliary_servers().unwrap().len() == 2);
         assert_eq!(other.verdict(verification, vec![0]).unwrap_err().kind, ErrorKind::Stale);
-        // The server ends: it completes the commit itself.
+        // The server ends, and completes the commit itself.
         served.server().stop(LONG).unwrap();
         committing.join().unwrap().unwrap();
         let refused = reply(&waits.recv().unwrap().unwrap()).unwrap_err();

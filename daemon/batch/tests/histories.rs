@@ -1,5 +1,5 @@
-//! Several clients of a server perform random operations on a few names, while it is replaced by
-//! another one. The recorded histories are checked for linearizability.
+//! Several clients of a server perform random operations on a few names, while another server
+//! replaces the first one. The recorded histories are checked for linearizability.
 
 mod served;
 
@@ -26,7 +26,7 @@ struct Shared {
     done: AtomicUsize,
 }
 
-/// Returns the number of histories, or that of the variable `QUELL_HISTORIES`.
+/// Returns the number of histories: the value of the variable `QUELL_HISTORIES`, or 8.
 fn histories() -> u64 {
     std::env::var("QUELL_HISTORIES").map_or(8, |text| text.parse().expect("a number"))
 }
@@ -110,7 +110,7 @@ fn operations_of_several_clients_are_linearizable_while_the_server_is_replaced()
             let running: Vec<_> = clients.iter().enumerate().map(run).collect();
             // A client that fails performs no more operations.
             let is_running = || !running.iter().all(|client| client.is_finished());
-            // Twice in each history.
+            // The server is replaced twice in each history.
             for position in [1, 2] {
                 let operations = position * CLIENTS * OPERATIONS / 3;
                 while shared.done.load(Ordering::Relaxed) < operations && is_running() {

@@ -30,7 +30,8 @@ struct SharedBatch {
 impl SharedBatch {
     fn begin() -> SharedBatch {
         let mode = std::fs::Permissions::from_mode(0o700);
-        // On tmpfs: the suite writes at the largest offset, which ext4 does not support.
+        // The directory is on tmpfs, because the suite writes at the largest offset, which ext4
+        // does not support.
         let directory = tempfile::Builder::new().permissions(mode).tempdir_in("/dev/shm").unwrap();
         let store = directory.path().join("store");
         BatchStore::create(&store).unwrap();
@@ -143,7 +144,7 @@ fn a_file_that_another_client_renames_stays_open() {
     file.write_at(b"second", 5).unwrap();
     file.close().unwrap();
     assert_eq!(content(&other, "b").unwrap(), b"firstsecond");
-    // It is removed under its new name; then it is lost for the writer.
+    // The file is removed under its new name. The writes of the writer are then lost.
     let file = writer.lookup(&Context::OWN, root, b"b").unwrap().unwrap();
     let file = writer.open_as(&Context::OWN, file.node(), OpenMode::READ_WRITE).unwrap();
     other.rename(&Context::OWN, root, b"b", root, b"c", Rename::Replace).unwrap();
@@ -238,7 +239,7 @@ fn requests_of_a_hostile_client_are_refused_and_harm_no_other_client() {
         let bytes: Vec<u8> = (0..length).map(|_| random.below(256) as u8).collect();
         call(&bytes);
     }
-    // Requests on batches are not those of a client.
+    // The process does not accept requests on batches.
     for request in [Request::Commit { batch: 1 }, Request::Abort { batch: 1 }, Request::Counters] {
         let reply = call(&quell_wire::encode(&request));
         assert!(
@@ -253,7 +254,7 @@ fn requests_of_a_hostile_client_are_refused_and_harm_no_other_client() {
     assert!(committed.contains(&"before".to_owned()) && committed.contains(&"zz-after".to_owned()));
 }
 
-/// Checks that only a private directory can have the socket.
+/// Only a private directory can have the socket.
 #[test]
 fn the_socket_is_refused_in_a_directory_of_others() {
     let batch = SharedBatch::begin();

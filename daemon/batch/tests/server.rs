@@ -1,4 +1,4 @@
-//! Clients of a server in the same process, by sockets.
+//! Tests of clients of a server in the same process, over sockets.
 
 mod served;
 
@@ -18,7 +18,7 @@ use served::{LONG, NEW, NOW, Served};
 /// Runs `check` on mounts of new stores, each of which is a client of the store's server.
 fn with_mounts(is_tcp: bool, mounts_max: usize, check: impl Fn(&WritableImplementation<'_>)) {
     let make = |count: usize| {
-        // The data is in memory: file systems differ in the largest offset.
+        // The data is in memory, because file systems differ in the largest offset.
         let (served, data) = (Served::start(is_tcp), MemoryStore::new());
         let mount = |_| -> Arc<dyn FileSystem> {
             Arc::new(BatchFs::new(served.access().name_space(), data.root(), 0))
@@ -126,7 +126,7 @@ fn snapshots_of_open_batches_are_listed_with_the_tables_that_they_share() {
     let listed = snapshots();
     assert_eq!(listed.iter().map(|snapshot| snapshot.batch).collect::<Vec<_>>(), [1, 2, 3]);
     assert_eq!(listed[0], first);
-    // The second snapshot has the new file, and the third one nothing else.
+    // The second snapshot has the new file, and the third one has no other change.
     assert_eq!(listed[1].tables, first.tables + 1);
     assert!(listed[1].written > first.written && listed[1].entries > first.entries);
     assert_eq!((listed[2].tables, listed[2].written), (listed[1].tables, listed[1].written));
@@ -160,7 +160,7 @@ fn a_submitted_batch_is_verified_in_the_background_and_before_names_are_read() {
         batches.into_iter().find(|batch| batch.number == number).unwrap().state
     };
     let committed = SummaryState::Committed { entries: 1, conflicts: 0 };
-    // Lists of batches need no names.
+    // The server also commits a batch if clients only list batches, and request no names.
     let first = submit(&served, "first");
     let end = std::time::Instant::now() + LONG;
     while state(&served, first) != committed {
@@ -173,7 +173,7 @@ fn a_submitted_batch_is_verified_in_the_background_and_before_names_are_read() {
         let mount = served.mount();
         assert!(mount.lookup(&Context::OWN, mount.root(), name.as_bytes()).unwrap().is_some(), "{name}");
     }
-    // A server that ends meanwhile leaves the rest to the next one.
+    // If a server ends meanwhile, the next server commits the batch.
     let last = submit(&served, "last");
     served.restart(false);
     assert_eq!(state(&served, last), committed);
@@ -204,7 +204,7 @@ fn conflicts_of_a_batch_are_listed_in_parts() {
     names.sort();
     names.dedup();
     assert_eq!(names.len(), 600);
-    // All names, and those that were kept, in more than one part.
+    // All names, and the conflict names that were kept, are listed in more than one part.
     let mut count = 0;
     served
         .access()
@@ -314,7 +314,7 @@ fn a_repeated_commit_gets_the_result_of_the_first_one() {
         quell_wire::decode::<Reply>(&store.execute(&quell_batch::Requester::Owner, &request, 1 << 20))
             .unwrap()
     };
-    // Both requests have begun before one of them can go on.
+    // Both requests have begun before one of them can continue.
     let guard = store.store().primary().lock_commit(batch.record().number);
     std::thread::scope(|scope| {
         let both = [scope.spawn(commit), scope.spawn(commit)];
@@ -390,9 +390,12 @@ fn requests_out_of_their_limits_and_keys_of_others_are_refused() {
         };
         assert_eq!(failed(&quell_wire::encode(&create)), ErrorKind::InvalidInput);
     }
-    assert_eq!(failed(&quell_wire::encode(&Request::Hello { protocol: 2 })), ErrorKind::Unsupported);
+    assert_eq!(
+        failed(&quell_wire::encode(&Request::Hello { protocol: quell_batch_service::PROTOCOL + 1 })),
+        ErrorKind::Unsupported
+    );
     assert_eq!(failed(b"\xff\xff"), ErrorKind::Damaged);
-    // Another key.
+    // A client with another key is refused.
     let server = Endpoint::Tcp(served.address().unwrap());
     let client = Client::start(ClientSettings {
         unreachable_after: Duration::from_millis(300),

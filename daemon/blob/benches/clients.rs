@@ -1,5 +1,5 @@
-//! Durable commits and reads of clients of a server, over its Unix socket and over TCP, beside the
-//! same calls of threads that have the store open themselves. Server and clients are in one
+//! Durable commits and reads of clients of a server, over its Unix socket and over TCP, and the
+//! same calls of threads in a process that has the store open itself. Server and clients are in one
 //! process, and the store is on the file system of `$TMPDIR`. Each measurement takes two seconds,
 //! and all are repeated three times in turn.
 //!

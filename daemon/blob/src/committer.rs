@@ -32,7 +32,7 @@ struct Shared {
 pub(crate) struct Waker(Arc<Shared>);
 
 impl Waker {
-    /// Lets the thread work. If it works already, it does so once more.
+    /// Makes the thread work. If it is working already, it works once more afterwards.
     pub(crate) fn wake(&self) {
         let was_awake = std::mem::replace(&mut lock(&self.0.state).is_awake, true);
         if !was_awake {
@@ -44,7 +44,7 @@ impl Waker {
         lock(&self.0.state).is_ending
     }
 
-    /// Calls `work` each time that the thread is woken, and a last time when it is to end.
+    /// Calls `work` each time that the thread is woken, and once more before the thread ends.
     fn run(&self, work: impl Fn()) {
         loop {
             let state = lock(&self.0.state);
@@ -92,7 +92,7 @@ impl Committer {
         Ok(committer)
     }
 
-    /// Returns the value that lets a thread commit a transaction that was submitted.
+    /// Returns the waker with which a thread has a submitted transaction committed.
     pub(crate) fn waker(&self) -> Waker {
         self.commits.clone()
     }
@@ -113,7 +113,8 @@ fn commit_all(store: &OpenStore, own: &Waker, removals: &Waker) {
     // The replies of a group are written together.
     let sends = peer::Server::collect();
     while store.commit_pending_and(&mut || sends.send()) {}
-    // A snapshot of several groups lets them wait. When the server ends, no client waits for them.
+    // Transactions wait while a snapshot of several groups is taken. When the server ends, no
+    // client waits for them.
     while store.has_pending() && !own.is_ending() {
         std::thread::sleep(HELD_INTERVAL);
         while store.commit_pending_and(&mut || sends.send()) {}
@@ -125,7 +126,7 @@ fn commit_all(store: &OpenStore, own: &Waker, removals: &Waker) {
 
 fn remove_some(store: &OpenStore, commits: &Waker) {
     store.remove_some();
-    // The rests of truncated blobs are removed by commits.
+    // The remaining content of truncated blobs is removed by commits.
     if store.has_pending() {
         commits.wake();
     }

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// A function that is called before each reply, after the execution of the request. It may wait. If
-/// it returns false, no reply is sent: the client finds out that the result is unknown.
+/// A function that is called before each reply, after the execution of the request. It may block.
+/// If it returns false, no reply is sent, and the client treats the result as unknown.
 #[derive(Clone)]
 pub struct ReplyPermit(pub Arc<dyn Fn() -> bool + Send + Sync>);
 

@@ -18,7 +18,7 @@ use crate::workers::Requests;
 /// The options of a server. `ServerOptions::default` has the defaults.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// The largest number of clients at a time. The connections of others are refused.
+    /// The largest number of clients at a time. Further connections are refused.
     pub clients_max: usize,
     /// The protection of messages over TCP.
     pub protection: Protection,
@@ -26,9 +26,9 @@ pub struct ServerOptions {
     pub threads: usize,
     /// The limits of snapshots, uploads and long replies.
     pub limits: SessionLimits,
-    /// The permit that each reply needs, if there is one.
+    /// The permit that each reply needs. If it is `None`, replies need no permit.
     pub permit: Option<ReplyPermit>,
-    /// The place among the groups of servers of the store, if there are several.
+    /// The group of this server, if the store has several groups of servers.
     pub group: Option<Group>,
 }
 
@@ -62,8 +62,8 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Starts the threads. Clients over TCP prove that they know the key, or one that was derived
-    /// from it. The permissions of a client are those of its key.
+    /// Starts the threads. Clients over TCP prove that they know the key, or a key that was derived
+    /// from it. A client has the permissions of its key.
     ///
     /// # Errors
     /// `InvalidInput` for options out of bounds; the error of the system if no thread can be
@@ -102,8 +102,9 @@ impl Server {
         }
     }
 
-    /// Accepts clients of this user and of root at a Unix socket, which is created. The caller has
-    /// the store open, so no other server uses the socket: one of this name is replaced.
+    /// Accepts clients of this user and of root at a Unix socket. The socket is created, and
+    /// replaces an existing one of this name: the caller has the store open, so no other server
+    /// uses it.
     ///
     /// # Errors
     /// The error of the system if the socket cannot be created.
@@ -121,7 +122,7 @@ impl Server {
     }
 
     /// Returns the failure of a write after which all commits fail, if there was one. The caller
-    /// ends the server then, and opens the store again.
+    /// must then end the server, and open the store again.
     pub fn failure(&self) -> Option<Error> {
         self.store.failure()
     }
@@ -146,7 +147,7 @@ impl Server {
     /// call does nothing.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     pub fn stop(&self, limit: Duration) -> Result<()> {
         self.connections.stop(limit);
         let mut threads = lock(&self.threads);

@@ -91,7 +91,7 @@ fn replaced_extents_are_removed_while_clients_go_on() {
     for round in 0..200 {
         store.write("a", 0, &[round; 40_000]).unwrap();
     }
-    // Up to 64 of them wait for others.
+    // Up to 64 of them are still waiting to be removed together.
     wait_until(|| count() <= 65);
     assert_eq!(read(&store, "a", 40_000), [199; 40_000]);
 }
@@ -198,7 +198,7 @@ fn clients_over_tcp_need_the_key() {
     assert!(served.client().stat("a").unwrap().is_some());
     write_key(parent, [8; 32]);
     assert_eq!(Store::open(&right).unwrap_err().kind(), ErrorKind::PermissionDenied);
-    // The client with the right key is not concerned.
+    // The client with the right key can still use the store.
     store.create("b").unwrap();
     assert!(served.server().refused_connections() > 0);
 }
@@ -226,7 +226,8 @@ fn counters_and_appends_of_32_clients_agree() {
                     };
                     store.transact(retries, add).unwrap();
                     if number % 10 == 0 {
-                        // Read, increase and write: conflicts with all others that do this.
+                        // The transaction reads, increases and writes the number, so it conflicts
+                        // with all others that do the same.
                         let increase = |transaction: &mut Transaction| {
                             let mut bytes = [0; 8];
                             transaction.read("copied", 0, &mut bytes)?;
@@ -305,7 +306,7 @@ fn a_client_that_takes_no_results_harms_no_other_client() {
     other.create("a").unwrap();
     let (release, is_released) = mpsc::channel::<()>();
     let (sender, receiver) = mpsc::channel();
-    // The first result stops the thread that reads the replies of this client.
+    // The receiver of the first result blocks the thread that reads the replies of this client.
     let first = Operation::Append { name: "a".into(), data: vec![1; 10] };
     slow.submit(vec![first], move |_| _ = is_released.recv());
     for _ in 0..3000 {

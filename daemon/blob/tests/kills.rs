@@ -13,7 +13,7 @@ use quell_blob_server::{Server, ServerOptions, StoreKey};
 const DIRECTORY: &str = "QUELL_TEST_DIRECTORY";
 const CLIENTS: usize = 4;
 
-/// A server in a process of its own. It is killed at the end of the test.
+/// A server in its own process. It is killed at the end of the test.
 struct Killed {
     directory: PathBuf,
     child: Child,
@@ -47,7 +47,7 @@ impl Killed {
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // It may have been killed already.
+        // The server may have been killed already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -9,7 +9,7 @@ use quell_threads::lock;
 use quell_transport::peer;
 use quell_vfs::{Error, ErrorKind, Result, Time};
 use quell_wire::encode;
-use quell_wire::job::{BLOCK_BYTES, FileAttributes, FileState, Reply, block_checksum};
+use quell_wire::job::{BLOCK_BYTES, CheckResult, FileAttributes, FileState, Reply, block_checksum};
 
 /// A file of a node.
 #[derive(Debug)]
@@ -33,6 +33,8 @@ struct State {
     checksums: Vec<Vec<Option<u64>>>,
     /// Number of blocks that this node does not have.
     missing: u64,
+    /// The results of the samples; `None` until they are known.
+    samples: Option<Vec<Option<CheckResult>>>,
     /// Why this node serves no other nodes.
     refusal: Option<String>,
     waiting: Vec<WaitingRequest>,
@@ -57,6 +59,8 @@ pub enum Wanted {
         /// The number of the block.
         block: u64,
     },
+    /// The results of the samples.
+    Samples,
 }
 
 /// A complete file of a node, which other processes of the user on the same machine can open.
@@ -118,8 +122,8 @@ impl Contents {
         state.checksums.iter().enumerate().flat_map(of_file).collect()
     }
 
-    /// Adds a block, and passes it to the nodes that wait for it. A block that this
-    /// node has already stays as it is.
+    /// Adds a block, and passes it to the nodes that wait for it. A block that this node already
+    /// has stays as it is.
     ///
     /// # Errors
     /// `Damaged` if the bytes do not have the checksum, or not the length of the block.
@@ -173,10 +177,20 @@ impl Contents {
         let Some(files) = state.files.clone() else {
             return state.waiting.push(WaitingRequest { since, wanted, reply });
         };
-        let Wanted::Block { file, block } = wanted else {
-            drop(state);
-            let files = files.iter().map(|entry| entry.state.clone()).collect();
-            return reply.send(encode(&Reply::Files(files)));
+        let (file, block) = match wanted {
+            Wanted::Block { file, block } => (file, block),
+            Wanted::Files => {
+                drop(state);
+                let files = files.iter().map(|entry| entry.state.clone()).collect();
+                return reply.send(encode(&Reply::Files(files)));
+            }
+            Wanted::Samples => {
+                let Some(samples) = state.samples.clone() else {
+                    return state.waiting.push(WaitingRequest { since, wanted, reply });
+                };
+                drop(state);
+                return reply.send(encode(&Reply::Samples(samples)));
+            }
         };
         let slot = state.checksums.get(file as usize).and_then(|blocks| blocks.get(block as usize));
         let answer = match slot {
@@ -190,6 +204,18 @@ impl Contents {
             Ok(encode(&Reply::Block { checksum, bytes: &bytes }))
         });
         reply.send(bytes.unwrap_or_else(|reason| encode(&Reply::Refused(&reason))));
+    }
+
+    /// Sets the results of the samples, and passes them to the nodes that wait for them.
+    pub fn set_samples(&self, samples: Vec<Option<CheckResult>>) {
+        let reply = encode(&Reply::Samples(samples.clone()));
+        let mut state = lock(&self.state);
+        state.samples = Some(samples);
+        let waiting = state.take_waiting(|request| request.wanted == Wanted::Samples);
+        drop(state);
+        for request in waiting {
+            request.reply.send(reply.clone());
+        }
     }
 
     /// Answers the requests that have waited for `limit` with `Wait`, so that the other nodes know

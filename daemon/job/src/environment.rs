@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use quell_vfs::Result;
-use quell_wire::job::{FileAttributes, FileState};
+use quell_wire::job::{CheckResult, FileAttributes, FileState};
 
+use crate::contents::SharedBytes;
 use crate::meeting::OwnLink;
 
 /// A file that was opened, and its attributes.
@@ -20,17 +21,22 @@ pub struct OpenedFile {
 
 /// The process that a node is part of.
 pub trait Environment: Send + Sync {
-    /// Opens a file of the job on the file system, and checks that it is one that a job reads.
+    /// Opens a file of the job on the file system, and checks that a job may read it.
     fn open(&self, path: &Path) -> std::result::Result<OpenedFile, String>;
 
     /// Checks that there is memory for all files together.
     ///
     /// # Errors
-    /// Any; the node then leaves the tree.
+    /// Any error; the node then leaves the tree.
     fn admit(&self, files: &[FileState]) -> Result<()>;
 
     /// Performs an operation that reads a file, and reports it if it takes too long.
     fn watch_read(&self, path: &Path, file: &File, operation: &mut dyn FnMut());
+
+    /// Compares a few entries of the trees of the files with the trees, on the reader. Returns the
+    /// result for each file, at most [`quell_wire::job::RESULT_BYTES_MAX`] bytes, or `None` if
+    /// each node makes this comparison itself.
+    fn sample(&self, files: &[SharedBytes]) -> Vec<Option<CheckResult>>;
 
     /// Returns whether a process still waits for the files.
     fn is_needed(&self) -> bool;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::decode;
-use quell_wire::job::{FileState, Reply, Request, TEXT_BYTES_MAX, shortened};
+use quell_wire::job::{FileState, Reply, Request};
 
-use crate::calls::OtherNode;
+use crate::calls::{OtherNode, printable};
 use crate::contents::Contents;
 use crate::environment::Environment;
 
@@ -17,9 +17,6 @@ use crate::environment::Environment;
 const IN_FLIGHT: usize = 16;
 /// The interval between two checks whether the node is still needed.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The pause after a connection that was lost, before a request is repeated.
-const RETRY_PAUSE: Duration = Duration::from_millis(20);
-
 /// The time after which a call ends by itself. `Progress` ends the wait for it earlier.
 const CALL_LIMIT: Duration = Duration::from_secs(3600);
 
@@ -82,10 +79,10 @@ impl Progress {
 /// - `Damaged`: it has sent wrong bytes. `PermissionDenied`: it has another key.
 /// - `Unsupported`: it refuses to serve.
 /// - `Busy`: the parent has waited too long for the files itself.
-/// - `Conflict`: its files are not those that were received before, or the reader could not open
-///   one.
+/// - `Conflict`: its files differ from the files that were received before, or the reader could not
+///   open one.
 /// - `Interrupted`: the node is no longer needed.
-/// - Those of `Environment::admit`.
+/// - The errors of `Environment::admit`.
 pub fn fetch(
     parent: &OtherNode,
     contents: &Contents,
@@ -99,7 +96,7 @@ pub fn fetch(
     if files.len() != count || !files.iter().all(FileState::is_bounded) {
         return Err(damaged("the list of files"));
     }
-    // The failure of the reader need not be one of this node. Therefore it opens the files itself.
+    // A failure of the reader need not concern this node, so this node opens the files itself.
     let failed = files.iter().find_map(|file| match file {
         FileState::Failed(reason) => Some(reason),
         FileState::Open(_) => None,
@@ -154,7 +151,8 @@ pub fn fetch(
                 Ok(_) | Err(_) => return Err(damaged("a reply")),
             },
             Err(e) => {
-                retry(parent, e, &progress)?;
+                let until = progress.answered + limits.answer;
+                parent.pause_after(e, until, &|| environment.is_needed())?;
                 ask((file, block));
             }
         }
@@ -172,32 +170,16 @@ fn files_of(
         if !environment.is_needed() {
             return Err(Error::new(ErrorKind::Interrupted, "receive", "the list of files"));
         }
-        match parent.ask(&Request::Files, progress.limits.answer, &|| environment.is_needed()) {
-            Ok(bytes) => match decode::<Reply<'_>>(&bytes) {
-                Ok(Reply::Files(files)) => return Ok(files),
-                Ok(Reply::Wait) => {
-                    progress.answered();
-                    progress.check(Instant::now())?;
-                }
-                Ok(Reply::Refused(reason)) => return Err(refused(reason)),
-                Ok(_) | Err(_) => return Err(damaged("the list of files")),
-            },
-            Err(e) => retry(parent, e, progress)?,
+        let bytes = parent.ask(&Request::Files, progress.limits.answer, &|| environment.is_needed())?;
+        match decode::<Reply<'_>>(&bytes) {
+            Ok(Reply::Files(files)) => return Ok(files),
+            Ok(Reply::Wait) => {
+                progress.answered();
+                progress.check(Instant::now())?;
+            }
+            Ok(Reply::Refused(reason)) => return Err(refused(reason)),
+            Ok(_) | Err(_) => return Err(damaged("the list of files")),
         }
-    }
-}
-
-/// Decides after a failed call whether the node is asked again: a lost connection does not mean
-/// that the process has ended. Otherwise returns the error.
-fn retry(parent: &OtherNode, error: Error, progress: &Progress) -> Result<()> {
-    let left = progress.limits.answer.saturating_sub(progress.answered.elapsed());
-    let may_recover = error.kind == ErrorKind::Unavailable && !left.is_zero();
-    match may_recover && OtherNode::is_listening(parent.address, left) {
-        true => {
-            std::thread::sleep(RETRY_PAUSE);
-            Ok(())
-        }
-        false => Err(error),
     }
 }
 
@@ -206,12 +188,6 @@ fn refused(reason: &str) -> Error {
         source: Some(printable(reason).into()),
         ..Error::new(ErrorKind::Unsupported, "receive", "files of another node")
     }
-}
-
-/// Returns a text of another node for a message: shortened, and without control characters.
-pub fn printable(text: &str) -> String {
-    let shown = |character: char| if character.is_control() { '?' } else { character };
-    shortened(text, TEXT_BYTES_MAX).chars().map(shown).collect()
 }
 
 fn damaged(subject: &str) -> Error {
@@ -240,11 +216,5 @@ mod tests {
         assert_eq!(progress.check(begun + 30 * second).unwrap_err().kind, ErrorKind::Busy);
         progress.advanced = begun + 30 * second;
         assert!(progress.check(begun + 31 * second).is_ok());
-    }
-
-    #[test]
-    fn texts_of_other_nodes_are_printed_without_control_characters() {
-        assert_eq!(printable("a\u{1b}[2Jb\n"), "a?[2Jb?");
-        assert_eq!(printable(&"x".repeat(TEXT_BYTES_MAX + 1)).len(), TEXT_BYTES_MAX);
     }
 }

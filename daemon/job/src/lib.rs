@@ -4,25 +4,37 @@
 //! describes the messages and the meeting point, and docs/decisions/0047-one-reader-for-a-job.md
 //! the reasons.
 //!
+//! With `--share-data`, the nodes also share blocks of the files of the indexed trees: each node
+//! requests them from its parent, and the reader reads the files
+//! (docs/decisions/0052-shared-blocks.md).
+//!
 //! `tree` assigns the parents, as a pure state machine. `contents` has the blocks of this
 //! node. `serve` answers other nodes, `fetch` asks them, `read` reads the files, and `node` joins
-//! these parts.
+//! these parts. `sharing` answers requests for shared blocks, `block_cache` keeps the blocks, and
+//! `block_client` sends the requests of a view.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod addresses;
+mod block_cache;
+mod block_client;
 mod calls;
 mod contents;
 mod environment;
 mod fetch;
 mod meeting;
+mod meeting_server;
 mod node;
 mod read;
 mod serve;
+mod sharing;
 mod tree;
 
+pub use block_client::BlockClient;
 pub use contents::SharedBytes;
 pub use environment::{Environment, OpenedFile};
-pub use meeting::{Advertisement, MeetingPoint, OwnLink};
+pub use meeting::{Advertisement, Meeting, MeetingPoint, OwnLink};
+pub use meeting_server::MeetingServer;
 pub use node::{JobNode, JobSettings, JobStatus};
+pub use sharing::{SharedTrees, SharingLimits, SharingStatus};

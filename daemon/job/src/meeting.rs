@@ -1,8 +1,10 @@
 //! The meeting point of a job's nodes: a symbolic link in a directory that only the user can enter,
-//! on a file system that the nodes share. The text of the link has the addresses of the reader and
+//! on a file system that the nodes share, or an entry in the memory of a process
+//! (`meeting_server`). The text of the link has the addresses of the reader and
 //! the key of the job. symlink(2) creates a name with its content in one step, and fails if the
 //! name exists, so the node that creates the link is the reader, and no node finds an incomplete
-//! text. A node that finds the link needs a lookup and a readlink.
+//! text. A node that finds the link needs a lookup of the directory, a lookup of the link and a
+//! readlink; with a process it needs no request to a file system.
 
 use std::fmt::Write;
 use std::fs::DirBuilder;
@@ -11,12 +13,18 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use quell_transport::peer::PoolKey;
 use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::decode;
+use quell_wire::job::{Reply, Request};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
 use xxhash_rust::xxh3::xxh3_128;
+
+use crate::calls::{OtherNode, printable};
 
 /// The begin of the text of a link.
 const MAGIC: &str = "quell-job-1:";
@@ -45,7 +53,7 @@ impl Advertisement {
         text
     }
 
-    /// Reads the text of a link; `None` if it is not one of this version.
+    /// Reads the text of a link; `None` if it does not have the format of this version.
     pub fn decode(text: &[u8]) -> Option<Advertisement> {
         let text = std::str::from_utf8(text).ok()?.strip_prefix(MAGIC)?;
         let mut parts = text.split(',');
@@ -65,16 +73,125 @@ impl Advertisement {
     }
 }
 
+/// Returns a new random key.
+pub fn new_key() -> Result<[u8; 32]> {
+    let mut key = [0; 32];
+    getrandom(&mut key, GetRandomFlags::empty())
+        .map_err(|e| Error::from_io(e.into(), "draw", "the key of the job"))?;
+    Ok(key)
+}
+
+/// The directory or the process through which the nodes of a job find one another.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Meeting {
+    /// A directory that all nodes share.
+    Directory(PathBuf),
+    /// A process that serves links, by the text of its [`Advertisement`].
+    Process(String),
+}
+
+impl std::fmt::Debug for Meeting {
+    /// Omits the text of a process, which contains its key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Meeting::Directory(directory) => f.debug_tuple("Directory").field(directory).finish(),
+            Meeting::Process(_) => f.debug_tuple("Process").finish_non_exhaustive(),
+        }
+    }
+}
+
 /// The link of one job and list of files.
 #[derive(Debug)]
 pub struct MeetingPoint {
-    directory: OwnedFd,
-    name: String,
+    place: Place,
+    number: u128,
     /// The path of the link, for messages.
     pub path: PathBuf,
 }
 
+enum Place {
+    Directory(OwnedFd),
+    Process { server: OtherNode, limit: Duration },
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Directory(directory) => f.debug_tuple("Directory").field(directory).finish(),
+            Place::Process { server, .. } => f.debug_tuple("Process").field(&server.address).finish(),
+        }
+    }
+}
+
+/// Returns the number of the link of a job and its files.
+fn link_number(job: &str, files: &[PathBuf]) -> u128 {
+    let mut key = job.as_bytes().to_vec();
+    for file in files {
+        key.push(0);
+        key.extend_from_slice(file.as_os_str().as_bytes());
+    }
+    xxh3_128(&key)
+}
+
+fn link_name(number: u128) -> String {
+    format!("job-{number:032x}")
+}
+
 impl MeetingPoint {
+    /// Connects to the process with this text of an [`Advertisement`]. It waits at most for
+    /// `limit`, as does each request.
+    ///
+    /// # Errors
+    /// `InvalidInput` for another text; the error of the first address if no address accepts a
+    /// connection.
+    pub fn connect(text: &str, job: &str, files: &[PathBuf], limit: Duration) -> Result<MeetingPoint> {
+        let wrong = || Error {
+            source: Some("its text does not have the format of this version of quell".into()),
+            ..Error::new(ErrorKind::InvalidInput, "use", "the meeting point of the job")
+        };
+        let Advertisement { addresses, key } = Advertisement::decode(text.as_bytes()).ok_or_else(wrong)?;
+        let until = Instant::now() + limit;
+        let mut failed = None;
+        for (position, address) in addresses.iter().enumerate() {
+            let left = until.saturating_duration_since(Instant::now());
+            let is_last = position + 1 == addresses.len();
+            let part = if is_last { left } else { left / 2 }.max(Duration::from_millis(1));
+            match OtherNode::try_address(*address, part) {
+                Ok(()) => {
+                    let server = OtherNode::connect(*address, &key)?;
+                    let number = link_number(job, files);
+                    let path = Path::new(&address.to_string()).join(link_name(number));
+                    return Ok(MeetingPoint { place: Place::Process { server, limit }, number, path });
+                }
+                Err(e) => _ = failed.get_or_insert((e, address)),
+            }
+        }
+        let (error, address) = failed.ok_or_else(wrong)?;
+        Err(Error::from_io(error, "connect to the meeting point of the job at", address.to_string()))
+    }
+
+    /// Sends a request to the process of the meeting point. Returns the text that the link had
+    /// before.
+    fn ask(
+        &self,
+        server: &OtherNode,
+        request: &Request<'_>,
+        limit: Duration,
+        is_needed: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<u8>>> {
+        let subject = self.path.as_os_str().as_bytes();
+        let bytes = server.ask(request, limit, is_needed)?;
+        let wrong = |reason: &str| Error {
+            source: Some(reason.to_owned().into()),
+            ..Error::new(ErrorKind::Unsupported, "use the meeting point of the job at", subject)
+        };
+        match decode::<Reply<'_>>(&bytes) {
+            Ok(Reply::Link(text)) => Ok(text.map(|text| text.as_bytes().to_vec())),
+            Ok(Reply::Refused(reason)) => Err(wrong(&printable(reason))),
+            _ => Err(wrong("it has sent a wrong message")),
+        }
+    }
+
     /// Opens the directory, which is created if it does not exist. `job`: the identifier of the
     /// job; `files`: the files that its nodes read, as the user named them.
     ///
@@ -84,7 +201,8 @@ impl MeetingPoint {
     pub fn open(directory: &Path, job: &str, files: &[PathBuf]) -> Result<MeetingPoint> {
         let subject = directory.as_os_str().as_bytes();
         let failed = |e: Errno| Error::from_io(e.into(), "open the directory for jobs", subject);
-        // Without a request to open it: FUSE asks the server for that of a directory.
+        // O_PATH causes no request. For a real open of a directory, FUSE sends a request to its
+        // server.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || openat(CWD, directory, flags, Mode::empty());
         let opened = match open() {
@@ -105,18 +223,27 @@ impl MeetingPoint {
                 ..Error::new(ErrorKind::PermissionDenied, "open the directory for jobs", subject)
             });
         }
-        let mut key = job.as_bytes().to_vec();
-        for file in files {
-            key.push(0);
-            key.extend_from_slice(file.as_os_str().as_bytes());
-        }
-        let name = format!("job-{:032x}", xxh3_128(&key));
-        Ok(MeetingPoint { directory: opened, path: directory.join(&name), name })
+        let number = link_number(job, files);
+        let path = directory.join(link_name(number));
+        Ok(MeetingPoint { place: Place::Directory(opened), number, path })
     }
 
-    /// Returns the text of the link; `None` if there is none.
-    pub fn read(&self) -> Result<Option<Vec<u8>>> {
-        match readlinkat(&self.directory, self.name.as_str(), Vec::new()) {
+    /// Returns the text of the link; `None` if there is no link.
+    ///
+    /// # Errors
+    /// The errors of readlink(2) or of the request to the process; `Interrupted` as soon as
+    /// `is_needed` returns `false` while this process waits for the other one.
+    pub fn read(&self, is_needed: &dyn Fn() -> bool) -> Result<Option<Vec<u8>>> {
+        match &self.place {
+            Place::Directory(directory) => self.read_in(directory),
+            Place::Process { server, limit } => {
+                self.ask(server, &Request::ReadLink { link: self.number }, *limit, is_needed)
+            }
+        }
+    }
+
+    fn read_in(&self, directory: &OwnedFd) -> Result<Option<Vec<u8>>> {
+        match readlinkat(directory, link_name(self.number), Vec::new()) {
             Ok(text) => Ok(Some(text.into_bytes())),
             Err(Errno::NOENT) => Ok(None),
             Err(e) => Err(self.failed(e, "read")),
@@ -124,23 +251,49 @@ impl MeetingPoint {
     }
 
     /// Creates the link. Returns whether this process has created it.
-    pub fn create(&self, text: &str) -> Result<bool> {
-        match symlinkat(text, &self.directory, self.name.as_str()) {
-            Ok(()) => Ok(true),
-            Err(Errno::EXIST) => Ok(false),
-            Err(e) => Err(self.failed(e, "create")),
+    ///
+    /// # Errors
+    /// The errors of symlink(2) or of the request to the process; `Interrupted` as for
+    /// [`read`](Self::read).
+    pub fn create(&self, text: &str, is_needed: &dyn Fn() -> bool) -> Result<bool> {
+        match &self.place {
+            Place::Directory(directory) => match symlinkat(text, directory, link_name(self.number)) {
+                Ok(()) => Ok(true),
+                Err(Errno::EXIST) => Ok(false),
+                Err(e) => Err(self.failed(e, "create")),
+            },
+            Place::Process { server, limit } => {
+                let request = Request::CreateLink { link: self.number, text };
+                // If the answer to the first attempt was lost, the link has this text already.
+                let found = self.ask(server, &request, *limit, is_needed)?;
+                Ok(found.is_none_or(|found| found == text.as_bytes()))
+            }
         }
     }
 
-    /// Removes the link if it has this text. Another process can replace it between the two steps;
-    /// then two nodes read the files.
-    pub fn remove(&self, text: &[u8]) -> Result<()> {
-        if self.read()?.as_deref() != Some(text) {
-            return Ok(());
-        }
-        match unlinkat(&self.directory, self.name.as_str(), AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(e) => Err(self.failed(e, "remove")),
+    /// Removes the link if it has this text. Another process can replace a link in a directory
+    /// between the two steps; then two nodes read the files.
+    ///
+    /// # Errors
+    /// The errors of readlink(2) and unlink(2) or of the request to the process; `Interrupted` as
+    /// for [`read`](Self::read).
+    pub fn remove(&self, text: &[u8], is_needed: &dyn Fn() -> bool) -> Result<()> {
+        match &self.place {
+            Place::Directory(directory) => {
+                if self.read_in(directory)?.as_deref() != Some(text) {
+                    return Ok(());
+                }
+                match unlinkat(directory, link_name(self.number), AtFlags::empty()) {
+                    Ok(()) | Err(Errno::NOENT) => Ok(()),
+                    Err(e) => Err(self.failed(e, "remove")),
+                }
+            }
+            Place::Process { server, limit } => {
+                // `create` cannot have sent a text that is not UTF-8.
+                let Ok(text) = std::str::from_utf8(text) else { return Ok(()) };
+                let request = Request::RemoveLink { link: self.number, text };
+                self.ask(server, &request, *limit, is_needed).map(drop)
+            }
         }
     }
 
@@ -157,12 +310,12 @@ pub struct OwnLink {
 }
 
 impl OwnLink {
-    /// Removes the link if it is still that of this process.
+    /// Removes the link if it is still the link of this process.
     ///
     /// # Errors
-    /// Those of [`MeetingPoint::remove`].
+    /// The errors of [`MeetingPoint::remove`].
     pub fn remove(&self) -> Result<()> {
-        self.point.remove(self.text.as_bytes())
+        self.point.remove(self.text.as_bytes(), &|| true)
     }
 }
 
@@ -212,14 +365,14 @@ mod tests {
         let directory = parent.path().join("new/jobs");
         let open = |job: &str| MeetingPoint::open(&directory, job, &["/a".into()]).unwrap();
         let point = open("1");
-        assert_eq!(point.read().unwrap(), None);
-        assert!(point.create("first").unwrap() && !point.create("second").unwrap());
-        assert_eq!(open("1").read().unwrap().as_deref(), Some(&b"first"[..]));
-        assert_eq!(open("2").read().unwrap(), None);
-        point.remove(b"second").unwrap();
-        assert!(point.read().unwrap().is_some());
-        point.remove(b"first").unwrap();
-        assert_eq!(point.read().unwrap(), None);
+        assert_eq!(point.read(&|| true).unwrap(), None);
+        assert!(point.create("first", &|| true).unwrap() && !point.create("second", &|| true).unwrap());
+        assert_eq!(open("1").read(&|| true).unwrap().as_deref(), Some(&b"first"[..]));
+        assert_eq!(open("2").read(&|| true).unwrap(), None);
+        point.remove(b"second", &|| true).unwrap();
+        assert!(point.read(&|| true).unwrap().is_some());
+        point.remove(b"first", &|| true).unwrap();
+        assert_eq!(point.read(&|| true).unwrap(), None);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! One node of a job: it reads the files for all nodes, or receives them from its parent, or reads
 //! them itself if it cannot reach another node.
 
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -15,18 +16,19 @@ use quell_transport::peer::{PoolKey, Role, Server, ServerSettings};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::decode;
 use quell_wire::job::{
-    NodeNumber, NodeState, PROTOCOL, Placement, Reply, Request, TEXT_BYTES_MAX, shortened,
+    CheckResult, NodeNumber, NodeState, PROTOCOL, Placement, RESULT_BYTES_MAX, Reply, Request,
+    TEXT_BYTES_MAX, shortened,
 };
-use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::addresses::{address_towards, own_addresses};
-use crate::calls::OtherNode;
+use crate::calls::{OtherNode, printable};
 use crate::contents::{Contents, SharedBytes};
 use crate::environment::Environment;
-use crate::fetch::{Limits, fetch, printable};
-use crate::meeting::{Advertisement, MeetingPoint, OwnLink};
+use crate::fetch::{Limits, fetch};
+use crate::meeting::{Advertisement, Meeting, MeetingPoint, OwnLink, new_key};
 use crate::read::read_files;
 use crate::serve::{ServeNodes, Serving};
+use crate::sharing::{Position, SharedTrees, Sharing, SharingLimits, SharingStatus};
 use crate::tree::Tree;
 
 /// The interval at which late requests are answered.
@@ -40,8 +42,6 @@ const ABSENT_MAX: Duration = Duration::from_secs(1);
 const STOP_LIMIT: Duration = Duration::from_millis(200);
 /// The interval between two checks whether other nodes are still served.
 const END_INTERVAL: Duration = Duration::from_millis(20);
-/// The pause before a request to the reader is repeated on a new connection.
-const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// The time that a status waits for the reader.
 const STATUS_LIMIT: Duration = Duration::from_secs(2);
 
@@ -50,8 +50,8 @@ const STATUS_LIMIT: Duration = Duration::from_secs(2);
 pub struct JobSettings {
     /// The identifier of the job.
     pub job: String,
-    /// The directory of the meeting point, which all nodes share.
-    pub directory: PathBuf,
+    /// The directory or the process of the meeting point.
+    pub meeting: Meeting,
     /// The files, by absolute path.
     pub files: Vec<PathBuf>,
     /// The name of this node, for reports.
@@ -63,6 +63,8 @@ pub struct JobSettings {
     /// The time after which a node reads the files itself if the other nodes answer, but send no
     /// list and no block.
     pub progress_limit: Duration,
+    /// The memory for blocks of the files of the indexed trees, in bytes, if the nodes share them.
+    pub shared_bytes_max: Option<u64>,
 }
 
 /// A node that has all files, and serves other nodes.
@@ -70,9 +72,14 @@ pub struct JobNode {
     /// `None` if the node is not in a tree.
     part: Option<Part>,
     own: OwnPart,
+    limits: SharingLimits,
     /// The files, in the order of the settings.
     pub files: Vec<SharedBytes>,
-    // After `files`, so that other processes can open them as long as they are listed.
+    /// For each file the result of the sample that the reader has made of its tree, or `None`;
+    /// empty if the reader has sent none.
+    pub samples: Vec<Option<CheckResult>>,
+    // Declared after `files`, so that other processes can open the files as long as they are
+    // listed.
     contents: Arc<Contents>,
 }
 
@@ -81,12 +88,14 @@ pub struct JobNode {
 struct OwnPart {
     node: NodeNumber,
     parent: Option<NodeNumber>,
+    /// The address of the parent; `None` if it is the reader.
+    parent_address: Option<SocketAddr>,
     received_bytes: u64,
     read_bytes: u64,
     milliseconds: u64,
 }
 
-/// The place of a node among others.
+/// The part of a node that serves other nodes, and its role in the tree.
 struct Part {
     serving: Arc<Serving>,
     server: Server,
@@ -96,9 +105,9 @@ struct Part {
 }
 
 enum PartRole {
-    /// It has created the link.
+    /// The node has created the link.
     Reader { link: Arc<OwnLink> },
-    /// It asks the reader at this address.
+    /// The node asks the reader at this address.
     Other { reader: SocketAddr },
 }
 
@@ -117,6 +126,8 @@ pub struct JobStatus {
     pub milliseconds: u64,
     /// The nodes as the reader knows them; empty if it does not answer.
     pub nodes: Vec<NodeState>,
+    /// The shared blocks of this node, if it shares blocks.
+    pub sharing: Option<SharingStatus>,
 }
 
 impl std::fmt::Debug for JobNode {
@@ -129,8 +140,8 @@ impl JobNode {
     /// Joins the job, and returns when all files are in memory.
     ///
     /// # Errors
-    /// Those of the meeting point and of the file system; `Conflict` if the files changed between
-    /// two reads; `Interrupted` if they are no longer needed.
+    /// The errors of the meeting point and of the file system; `Conflict` if the files changed
+    /// between two reads; `Interrupted` if they are no longer needed.
     pub fn start(settings: &JobSettings, environment: &dyn Environment) -> Result<JobNode> {
         let mut node = Starting {
             settings,
@@ -145,9 +156,85 @@ impl JobNode {
 
     /// Returns the state of this node and of its tree. It waits at most 2 s.
     pub fn status(&self) -> JobStatus {
-        let OwnPart { node, parent, received_bytes, read_bytes, milliseconds } = self.own;
+        let OwnPart { node, parent, received_bytes, read_bytes, milliseconds, .. } = self.own;
         let nodes = self.part.as_ref().map_or_else(Vec::new, Part::nodes);
-        JobStatus { node, parent, received_bytes, read_bytes, milliseconds, nodes }
+        let sharing = self.part.as_ref().and_then(|part| part.serving.sharing.as_ref());
+        let sharing = sharing.map(|sharing| sharing.status());
+        JobStatus { node, parent, received_bytes, read_bytes, milliseconds, nodes, sharing }
+    }
+
+    /// Starts to share blocks of the files of `trees`, if the settings say so and this node is in a
+    /// tree. Views of this node send their requests to the Unix socket `socket`, which accepts
+    /// connections of this user and of root. Returns whether blocks are shared. `print`: prints a
+    /// message for the user.
+    ///
+    /// # Errors
+    /// The error of the system if the socket or a thread cannot be created. The views then read the
+    /// files themselves, and other nodes get no blocks from this one.
+    pub fn share(
+        &self,
+        trees: Arc<dyn SharedTrees>,
+        socket: &Path,
+        print: Box<dyn Fn(&str) + Send + Sync>,
+    ) -> Result<bool> {
+        let Some(part) = &self.part else { return Ok(false) };
+        let Some(sharing) = &part.serving.sharing else { return Ok(false) };
+        let reader = match &part.role {
+            PartRole::Reader { .. } => None,
+            PartRole::Other { reader } => Some(*reader),
+        };
+        let OwnPart { node, parent, parent_address, .. } = self.own;
+        let position = Position {
+            node,
+            parent: parent.and_then(|parent| Some((parent, parent_address.or(reader)?))),
+            reader,
+            key: part.key.clone(),
+            files: self.files.iter().map(|file| file.state.clone()).collect(),
+        };
+        let started =
+            sharing.begin(trees, position, self.limits, print).and_then(|()| part.server.listen_unix(socket));
+        match started {
+            Ok(()) => Ok(true),
+            Err(error) => {
+                sharing.refuse(&error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns whether this node is the reader of other nodes.
+    pub fn is_reader(&self) -> bool {
+        matches!(&self.part, Some(Part { role: PartRole::Reader { .. }, .. }))
+    }
+
+    /// Passes the result of a check of the whole tree of a file to the nodes that ask for it, if
+    /// this node is the reader. A result that is too long is not passed on.
+    pub fn publish_check(&self, file: u32, result: Vec<u8>) {
+        if let Some(part) = self.part.as_ref().filter(|_| result.len() <= RESULT_BYTES_MAX) {
+            lock(&part.serving.checked).insert(file, CheckResult(result));
+        }
+    }
+
+    /// Asks the reader for the results of its checks of the trees of these files. It waits at most
+    /// 2 s, and until `is_needed` returns `false`. Returns the results that the reader has.
+    pub fn checked(&self, files: &[u32], is_needed: &dyn Fn() -> bool) -> Vec<(u32, Vec<u8>)> {
+        let Some(Part { key, role: PartRole::Other { reader }, .. }) = &self.part else {
+            return Vec::new();
+        };
+        let until = Instant::now() + STATUS_LIMIT;
+        let Ok(reader) = OtherNode::connect(*reader, key) else { return Vec::new() };
+        let mut results = Vec::new();
+        for file in files {
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok(bytes) = reader.ask(&Request::Checked { file: *file }, left, is_needed) else { break };
+            if let Ok(Reply::Checked(Some(CheckResult(result)))) = decode::<Reply<'_>>(&bytes)
+                && result.len() <= RESULT_BYTES_MAX
+            {
+                results.push((*file, result));
+            }
+        }
+        reader.leave();
+        results
     }
 
     /// Removes the meeting point if this node is the reader, waits at most `limit` until no other
@@ -160,10 +247,20 @@ impl JobNode {
             tracing::warn!(%error, "the meeting point of the job remains");
         }
         let begun = Instant::now();
-        while part.server.clients() > 0 && begun.elapsed() < limit && !is_urgent() {
+        // Nodes that only request shared blocks are not waited for: they can ask another node.
+        let receiving = |part: &Part| {
+            let mut block_clients = lock(&part.serving.block_clients);
+            // A request can be handled after its client has ended.
+            block_clients.retain(|client| part.server.is_client(*client));
+            part.server.clients().saturating_sub(block_clients.len())
+        };
+        while receiving(&part) > 0 && begun.elapsed() < limit && !is_urgent() {
             std::thread::sleep(END_INTERVAL);
         }
         self.contents.refuse("the node is stopping");
+        if let Some(sharing) = &part.serving.sharing {
+            sharing.refuse("the node is stopping");
+        }
         part.server.stop(STOP_LIMIT);
         if let Some((stop, thread)) = part.answering.take() {
             drop(stop);
@@ -200,7 +297,7 @@ struct Starting<'a> {
     contents: Arc<Contents>,
 }
 
-/// The connection of a node to the reader, and its place.
+/// The connection of a node to the reader, and its position in the tree.
 struct Joined {
     part: Part,
     reader: OtherNode,
@@ -212,7 +309,7 @@ enum Attempt {
     Joined(Box<Joined>),
     /// The process that created the link has ended.
     NoReader,
-    /// A process accepts connections at an address of the link, and is no reader, or does not
+    /// A process accepts connections at an address of the link, but is not a reader, or does not
     /// answer.
     NoAnswer(Error),
     /// The reader cannot be used, for this reason.
@@ -221,9 +318,14 @@ enum Attempt {
 
 impl Starting<'_> {
     fn run(&mut self) -> Result<JobNode> {
-        let JobSettings { job, directory, files, .. } = self.settings;
-        let point = MeetingPoint::open(directory, job, files)?;
-        let mut found = point.read()?;
+        let JobSettings { job, meeting, files, limit, .. } = self.settings;
+        let point = match meeting {
+            Meeting::Directory(directory) => MeetingPoint::open(directory, job, files)?,
+            Meeting::Process(text) => MeetingPoint::connect(text, job, files, *limit)?,
+        };
+        let environment = self.environment;
+        let is_needed = || environment.is_needed();
+        let mut found = point.read(&is_needed)?;
         // Each pass ends the attempt, or removes the link of a reader that has ended.
         for _ in 0..3 {
             let Some(text) = &found else {
@@ -244,7 +346,7 @@ impl Starting<'_> {
                     ));
                 }
             }
-            point.remove(text)?;
+            point.remove(text, &is_needed)?;
             found = None;
         }
         unreachable!("the second pass finds no link")
@@ -253,7 +355,7 @@ impl Starting<'_> {
     /// Joins the tree of another process, which has created the link since this one looked for it.
     fn join_after_race(&mut self, point: MeetingPoint) -> Result<JobNode> {
         let gone = || Error::new(ErrorKind::Unavailable, "join", "the reader, which has ended");
-        let text = point.read()?;
+        let text = point.read(&|| self.environment.is_needed())?;
         match text.map_or(Attempt::NoReader, |text| self.join(&text)) {
             Attempt::Joined(joined) => self.receive(*joined),
             Attempt::Failed(error) | Attempt::NoAnswer(error) => self.read_without(&point, error),
@@ -264,14 +366,12 @@ impl Starting<'_> {
     /// Creates the link, reads the files, and serves them. Returns the meeting point if another
     /// process has created the link first.
     fn become_reader(&mut self, point: MeetingPoint) -> Result<std::result::Result<JobNode, MeetingPoint>> {
-        let mut key = [0; 32];
-        getrandom(&mut key, GetRandomFlags::empty())
-            .map_err(|e| Error::from_io(e.into(), "draw", "the key of the job"))?;
+        let key = new_key()?;
         let addresses = own_addresses(self.settings.interface.as_deref())?;
         let tree = Tree::new(&self.settings.name);
         let (part, addresses) = self.serve(PoolKey(key), &addresses, Some(tree))?;
         let text = Advertisement { addresses, key: PoolKey(key) }.encode();
-        if !point.create(&text)? {
+        if !point.create(&text, &|| self.environment.is_needed())? {
             part.server.stop(Duration::ZERO);
             return Ok(Err(point));
         }
@@ -290,7 +390,9 @@ impl Starting<'_> {
                 return Err(error);
             }
         };
-        let node = self.node(0, None, Some(part), files);
+        let samples = self.environment.sample(&files);
+        self.contents.set_samples(samples.clone());
+        let node = JobNode { samples, ..self.node(0, None, Some(part), files) };
         if let Some(part) = &node.part
             && let Some(tree) = lock(&part.serving.tree).as_mut()
         {
@@ -303,7 +405,7 @@ impl Starting<'_> {
     fn join(&self, text: &[u8]) -> Attempt {
         let Some(Advertisement { addresses, key }) = Advertisement::decode(text) else {
             return Attempt::Failed(Error {
-                source: Some("its text is not one of this version of quell".into()),
+                source: Some("its text does not have the format of this version of quell".into()),
                 ..Error::new(ErrorKind::Unsupported, "use", "the meeting point of the job")
             });
         };
@@ -314,21 +416,22 @@ impl Starting<'_> {
         };
         match self.join_at(address, key) {
             Ok(joined) => Attempt::Joined(Box::new(joined)),
-            // Another process has the port of one that has ended.
+            // Another process has the port of a reader that has ended.
             Err(e) if e.kind == ErrorKind::PermissionDenied => Attempt::NoReader,
-            // Another service has it, or the process is suspended. A reader that answers later
-            // keeps its tree, and another node reads the files for the nodes that join from now on.
+            // Another service has the port, or the process is suspended. A reader that answers
+            // later keeps its tree, and another node reads the files for the nodes that join from
+            // now on.
             Err(e) if matches!(e.kind, ErrorKind::Unavailable | ErrorKind::TimedOut) => Attempt::NoAnswer(e),
             Err(e) => Attempt::Failed(e),
         }
     }
 
     /// Returns the first address at which a process listens; `None` if the process that created the
-    /// link has ended: every address refuses connections, or an address of another node does, and
-    /// there is no route to those that do not.
+    /// link has ended: every address refuses connections, or an address of another node refuses
+    /// them, and there is no route to the addresses that do not.
     ///
     /// # Errors
-    /// That of the first connection that failed for another reason: the reader may exist.
+    /// The error of the first connection that failed for another reason: the reader may exist.
     fn reachable(&self, addresses: &[SocketAddr]) -> Result<Option<SocketAddr>> {
         let (mut failed, mut refused, mut has_route) = (None, Vec::new(), false);
         let until = Instant::now() + self.settings.limit;
@@ -336,7 +439,8 @@ impl Starting<'_> {
             if !self.environment.is_needed() {
                 return Err(Error::new(ErrorKind::Interrupted, "connect to", address.to_string()));
             }
-            // The limit is that of all addresses together. Each gets half of the remaining time.
+            // The limit is for all addresses together. Each address gets half of the remaining
+            // time.
             let left = until.saturating_duration_since(Instant::now());
             let part = (left / 2).max(Duration::from_millis(1));
             match OtherNode::try_address(*address, if addresses.len() == 1 { left } else { part }) {
@@ -377,20 +481,9 @@ impl Starting<'_> {
         }
     }
 
-    /// Asks the reader for a place in the tree. The time for a connection is that of a call.
+    /// Asks the reader for a position in the tree.
     fn ask_reader(&self, reader: &OtherNode, request: &Request<'_>) -> Result<Placement> {
-        let begun = Instant::now();
-        let bytes = loop {
-            match reader.ask(request, self.settings.limit, &|| self.environment.is_needed()) {
-                Err(e) if e.kind == ErrorKind::Unavailable && begun.elapsed() < self.settings.limit => {
-                    if !OtherNode::is_listening(reader.address, self.settings.limit) {
-                        return Err(e);
-                    }
-                    std::thread::sleep(RETRY_PAUSE);
-                }
-                answer => break answer?,
-            }
-        };
+        let bytes = reader.ask(request, self.settings.limit, &|| self.environment.is_needed())?;
         let wrong = |reason: &str| Error {
             source: Some(reason.into()),
             ..Error::new(ErrorKind::Unsupported, "join", "the reader of the job")
@@ -402,7 +495,7 @@ impl Starting<'_> {
         }
     }
 
-    /// Receives the files from parents, or reads them if there is none.
+    /// Receives the files from parents, or reads them if no parent is left.
     fn receive(&mut self, joined: Joined) -> Result<JobNode> {
         let Joined { part, reader, mut placement } = joined;
         let limit = self.settings.limit;
@@ -460,9 +553,33 @@ impl Starting<'_> {
             Ok(files) => files,
             Err(error) => return self.leave(part, placement.node, &reader, error),
         };
+        let samples = self.samples(&reader, files.len());
         let node = self.node(placement.node, Some(placement.parent), Some(part), files);
+        let own = OwnPart { parent_address: placement.address, ..node.own };
+        let node = JobNode { own, samples, ..node };
         report(reader, parent_left, node.own, limit);
         Ok(node)
+    }
+
+    /// Asks the reader for the results of its samples. Without them each node compares the trees
+    /// itself.
+    fn samples(&self, reader: &OtherNode, files: usize) -> Vec<Option<CheckResult>> {
+        let until = Instant::now() + self.settings.limit;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Vec::new();
+            }
+            let asked = reader.ask(&Request::Samples, left, &|| self.environment.is_needed());
+            let Ok(bytes) = asked else { return Vec::new() };
+            match decode::<Reply<'_>>(&bytes) {
+                Ok(Reply::Wait) => {}
+                Ok(Reply::Samples(samples)) if samples.len() == files && are_bounded(&samples) => {
+                    return samples;
+                }
+                _ => return Vec::new(),
+            }
+        }
     }
 
     /// Leaves the tree after an error that other nodes do not have. The children of this node get
@@ -482,8 +599,8 @@ impl Starting<'_> {
         self.read_alone(None, None, &of_link(point, &error))
     }
 
-    /// Reads the files that no other node provides, and prints the reason. `part`: the place in the
-    /// tree, whose other nodes are served as before.
+    /// Reads the files that no other node provides, and prints the reason. `part`: the part that
+    /// serves other nodes of the tree, and continues to do so.
     fn read_alone(
         &self,
         part: Option<(Part, NodeNumber)>,
@@ -524,11 +641,13 @@ impl Starting<'_> {
         let own = OwnPart {
             node,
             parent,
+            parent_address: None,
             received_bytes: self.received_bytes.load(Ordering::Relaxed),
             read_bytes: self.read_bytes.load(Ordering::Relaxed),
             milliseconds: u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX),
         };
-        JobNode { part, own, files, contents: self.contents.clone() }
+        let limits = SharingLimits { answer: self.settings.limit, progress: self.settings.progress_limit };
+        JobNode { part, own, limits, files, samples: Vec::new(), contents: self.contents.clone() }
     }
 
     /// Starts to serve other nodes at the addresses of this node that can be used. Returns them
@@ -540,7 +659,14 @@ impl Starting<'_> {
         tree: Option<Tree>,
     ) -> Result<(NewPart, Vec<SocketAddr>)> {
         let contents = self.contents.clone();
-        let serving = Arc::new(Serving { contents: contents.clone(), tree: Mutex::new(tree) });
+        let sharing = self.settings.shared_bytes_max.map(|bytes_max| Arc::new(Sharing::new(bytes_max)));
+        let serving = Arc::new(Serving {
+            contents: contents.clone(),
+            tree: Mutex::new(tree),
+            checked: Mutex::new(BTreeMap::new()),
+            sharing: sharing.clone(),
+            block_clients: Mutex::new(HashSet::new()),
+        });
         let settings = ServerSettings {
             clients_max: CLIENTS_MAX,
             absent_max: ABSENT_MAX,
@@ -565,6 +691,7 @@ impl Starting<'_> {
         let answering = std::thread::Builder::new().name("late".into()).spawn(move || {
             while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
                 contents.answer_late(late);
+                sharing.iter().for_each(|sharing| sharing.answer_late(late));
             }
         });
         let thread = answering.map_err(|e| Error::from_io(e, "start", "a thread"))?;
@@ -587,6 +714,10 @@ impl NewPart {
     }
 }
 
+fn are_bounded(samples: &[Option<CheckResult>]) -> bool {
+    samples.iter().flatten().all(|CheckResult(result)| result.len() <= RESULT_BYTES_MAX)
+}
+
 /// Returns the error of the reader of a link.
 fn of_link(point: &MeetingPoint, error: &Error) -> Error {
     let subject = point.path.as_os_str().as_encoded_bytes();
@@ -596,9 +727,9 @@ fn of_link(point: &MeetingPoint, error: &Error) -> Error {
     }
 }
 
-/// Returns whether an address is one of another node. Several nodes can have the same address in
-/// networks of their own, for example that of a bridge for containers: a refusal by this node says
-/// nothing about another one.
+/// Returns whether an address belongs to another node. Several nodes can have the same address in
+/// networks of their own, for example the address of a bridge for containers: a refusal by this
+/// node says nothing about another one.
 fn is_another_node(addresses: &[IpAddr], own: &[IpAddr]) -> bool {
     addresses.iter().any(|address| !address.is_loopback() && !own.contains(address))
 }

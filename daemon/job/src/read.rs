@@ -14,7 +14,7 @@ use crate::environment::{Environment, OpenedFile};
 /// opened is recorded with the reason.
 ///
 /// # Errors
-/// Those of `Contents` and of `Environment::admit`; the error of a read; `Damaged` if a file
+/// The errors of `Contents` and of `Environment::admit`; the error of a read; `Damaged` if a file
 /// becomes shorter meanwhile.
 pub fn read_files(
     paths: &[impl AsRef<Path>],

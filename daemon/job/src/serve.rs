@@ -1,13 +1,15 @@
 //! Answers the requests of other nodes.
 
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use quell_threads::lock;
 use quell_transport::peer::{self, ClientHandler, ClientIdentity, Handler, MemberId};
-use quell_wire::job::{PROTOCOL, REQUEST_BYTES_MAX, Reply, Request, TEXT_BYTES_MAX};
+use quell_wire::job::{CheckResult, PROTOCOL, REQUEST_BYTES_MAX, Reply, Request, TEXT_BYTES_MAX};
 use quell_wire::{decode, encode};
 
 use crate::contents::{Contents, Wanted};
+use crate::sharing::Sharing;
 use crate::tree::Tree;
 
 /// The part of a node that answers other nodes.
@@ -15,6 +17,14 @@ pub struct Serving {
     pub contents: Arc<Contents>,
     /// `None` unless this node is the reader.
     pub tree: Mutex<Option<Tree>>,
+    /// For the files by position, the results of the checks of whole trees that this node has made
+    /// as the reader.
+    pub checked: Mutex<BTreeMap<u32, CheckResult>>,
+    /// `None` if this node shares no blocks of files.
+    pub sharing: Option<Arc<Sharing>>,
+    /// The clients that have requested shared blocks. A node requests shared blocks and the files
+    /// of the job through separate connections. Clients that have ended can be among them.
+    pub block_clients: Mutex<HashSet<MemberId>>,
 }
 
 /// Passes the requests of all nodes to one handler: every node of the job may send each request.
@@ -25,19 +35,34 @@ impl ClientHandler for ServeNodes {
         Some(self.0.clone())
     }
 
-    fn ended(&self, _client: MemberId) {}
+    fn ended(&self, client: MemberId) {
+        lock(&self.0.block_clients).remove(&client);
+    }
 }
 
 impl Handler for Serving {
     fn handle(&self, request: peer::Request, reply: peer::Reply) {
         let is_bounded = request.bytes.len() <= REQUEST_BYTES_MAX;
         let decoded = decode::<Request<'_>>(&request.bytes).ok().filter(|_| is_bounded);
+        let client = request.from;
         let Some(request) = decoded else {
             return reply.send(encode(&Reply::Refused("the request cannot be read")));
         };
         match request {
             Request::Files => self.contents.answer(Wanted::Files, reply),
             Request::Block { file, block } => self.contents.answer(Wanted::Block { file, block }, reply),
+            Request::SharedBlock(id) => match &self.sharing {
+                Some(sharing) => {
+                    lock(&self.block_clients).insert(client);
+                    sharing.answer(id, reply);
+                }
+                None => reply.send(encode(&Reply::NotShared)),
+            },
+            Request::Samples if lock(&self.tree).is_some() => self.contents.answer(Wanted::Samples, reply),
+            Request::Checked { file } if lock(&self.tree).is_some() => {
+                let result = lock(&self.checked).get(&file).cloned();
+                reply.send(encode(&Reply::Checked(result)));
+            }
             Request::Join { protocol, .. } if protocol != PROTOCOL => {
                 reply.send(encode(&Reply::Refused("the reader has another version of quell")));
             }
@@ -63,6 +88,14 @@ fn answer_of_tree(tree: &mut Tree, request: &Request<'_>) -> Option<Reply<'stati
             Some(Reply::Noted)
         }
         Request::Tree => Some(Reply::Tree(tree.states())),
-        Request::Join { .. } | Request::Files | Request::Block { .. } => None,
+        Request::Join { .. }
+        | Request::Files
+        | Request::Block { .. }
+        | Request::Samples
+        | Request::Checked { .. }
+        | Request::ReadLink { .. }
+        | Request::CreateLink { .. }
+        | Request::RemoveLink { .. }
+        | Request::SharedBlock(_) => None,
     }
 }

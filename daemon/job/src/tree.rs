@@ -25,9 +25,10 @@ struct Member {
     state: NodeState,
     /// `None` for the reader, which every node can reach already.
     address: Option<SocketAddr>,
-    /// The first child that has reported it as lost.
+    /// The first child that has reported the node as lost.
     reporter: Option<NodeNumber>,
-    /// Two children have reported it. One report can be caused by the network of the child.
+    /// Whether two children have reported the node as lost. One report can be caused by the network
+    /// of the child.
     is_lost: bool,
 }
 
@@ -43,7 +44,7 @@ impl Tree {
         Tree { nodes: vec![Member::new(state(0, None, name), None)] }
     }
 
-    /// Adds a node, and returns its place; `None` if there are too many.
+    /// Adds a node, and returns its position; `None` if there are too many nodes.
     pub fn join(&mut self, address: SocketAddr, name: &str) -> Option<Placement> {
         let node = self.nodes.len();
         if node >= NODES_MAX {
@@ -55,9 +56,8 @@ impl Tree {
         Some(self.placement(node, parent))
     }
 
-    /// Returns the place of a node that gets no more blocks from `parent`: an ancestor of `parent`.
-    /// `None` if the numbers are not those of a node and its parent, or if the parent is the
-    /// reader.
+    /// Returns the new position of a node that gets no more blocks from `parent`: an ancestor of
+    /// `parent`. `None` if `parent` is not the parent of `node`, or if it is the reader.
     pub fn lost(&mut self, node: NodeNumber, parent: NodeNumber) -> Option<Placement> {
         let (node, lost) = (node as usize, parent as usize);
         if node >= self.nodes.len() || lost == 0 || self.nodes[node].state.parent != Some(parent) {

@@ -2,7 +2,7 @@
 //! that have the key of the job and do not keep to the protocol.
 
 use std::fs::{self, File};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -11,19 +11,25 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use quell_job::{Advertisement, Environment, JobNode, JobSettings, MeetingPoint, OpenedFile, OwnLink};
+use quell_job::{
+    Advertisement, Environment, JobNode, JobSettings, Meeting, MeetingPoint, MeetingServer, OpenedFile,
+    OwnLink, SharedBytes,
+};
 use quell_transport::peer::{
     Client, ClientHandler, ClientIdentity, ClientSettings, Endpoint, Handler, MemberId, PoolKey,
     Reply as Answer, Request as Asked, Role, Server, ServerSettings,
 };
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::job::{
-    BLOCK_BYTES, FileAttributes, FileState, PROTOCOL, Placement, REPLY_BYTES_MAX, Reply, Request,
-    block_checksum,
+    BLOCK_BYTES, CheckResult, FileAttributes, FileState, PROTOCOL, Placement, REPLY_BYTES_MAX, Reply,
+    Request, block_checksum,
 };
 use quell_wire::{decode, encode};
 
-/// A limit for what ends by itself.
+#[path = "nodes/shared_blocks.rs"]
+mod shared_blocks;
+
+/// A time limit for operations that end by themselves.
 const LONG: Duration = Duration::from_secs(120);
 
 /// The directory of a job with one file.
@@ -46,12 +52,13 @@ impl Job {
     fn settings(&self, name: &str, limit: Duration) -> JobSettings {
         JobSettings {
             job: "job".into(),
-            directory: self.directory.path().into(),
+            meeting: Meeting::Directory(self.directory.path().into()),
             files: vec![self.file.clone()],
             name: name.into(),
             interface: Some("lo".into()),
             limit,
             progress_limit: LONG,
+            shared_bytes_max: None,
         }
     }
 
@@ -64,13 +71,13 @@ impl Job {
     }
 
     fn advertisement(&self) -> Advertisement {
-        Advertisement::decode(&self.point().read().unwrap().unwrap()).unwrap()
+        Advertisement::decode(&self.point().read(&|| true).unwrap().unwrap()).unwrap()
     }
 
     /// Creates the link of a reader.
     fn advertise(&self, address: SocketAddr, key: [u8; 32]) {
         let text = Advertisement { addresses: vec![address], key: PoolKey(key) }.encode();
-        assert!(self.point().create(&text).unwrap());
+        assert!(self.point().create(&text, &|| true).unwrap());
     }
 
     #[track_caller]
@@ -99,6 +106,9 @@ struct Process {
     link: Mutex<Option<Arc<OwnLink>>>,
     /// Called before each block is read.
     before_block: Option<Box<dyn Fn() -> bool + Send + Sync>>,
+    /// The result of the sample of each file.
+    sample: Option<CheckResult>,
+    sampled: AtomicUsize,
     /// The memory for files, in bytes; without a limit if it is `None`.
     memory: Option<u64>,
 }
@@ -142,6 +152,11 @@ impl Environment for Process {
             true => Err(Error::new(ErrorKind::Quota, "admit", "the files")),
             false => Ok(()),
         }
+    }
+
+    fn sample(&self, files: &[SharedBytes]) -> Vec<Option<CheckResult>> {
+        self.sampled.fetch_add(1, Ordering::Relaxed);
+        vec![self.sample.clone(); files.len()]
     }
 
     fn watch_read(&self, _: &Path, _: &File, operation: &mut dyn FnMut()) {
@@ -285,7 +300,133 @@ fn one_node_reads_and_the_others_receive_the_same_bytes() {
     for node in nodes {
         node.end(LONG, || true);
     }
-    assert_eq!(job.point().read().unwrap(), None, "the link is gone");
+    assert_eq!(job.point().read(&|| true).unwrap(), None, "the link is gone");
+}
+
+#[test]
+fn nodes_meet_at_a_process_and_use_the_comparisons_of_the_reader() {
+    let job = Job::new(3);
+    let server = MeetingServer::start(Some("lo")).unwrap();
+    let settings = |name: &str| JobSettings {
+        meeting: Meeting::Process(server.text().to_owned()),
+        ..job.settings(name, LONG)
+    };
+    let equal = Some(CheckResult(b"equal".to_vec()));
+    let reading = Process { sample: equal.clone(), ..Process::default() };
+    let reader = JobNode::start(&settings("reader"), &reading).unwrap();
+    let others: Vec<(JobNode, Process)> = (0..3)
+        .map(|_| {
+            let process = Process::default();
+            (JobNode::start(&settings("node"), &process).unwrap(), process)
+        })
+        .collect();
+    for (node, process) in &others {
+        job.check(node);
+        let made = process.sampled.load(Ordering::Relaxed);
+        assert_eq!((process.opened(), made, process.messages()), (0, 0, vec![]));
+        assert_eq!((&node.samples, node.is_reader()), (&vec![equal.clone()], false));
+    }
+    assert_eq!((&reader.samples, reader.is_reader()), (&vec![equal], true));
+    assert_eq!(fs::read_dir(job.directory.path()).unwrap().count(), 1, "only the file itself");
+
+    // The check of the whole tree, which ends later.
+    let (node, _) = &others[0];
+    assert_eq!(node.checked(&[0], &|| true), []);
+    reader.publish_check(0, b"whole".to_vec());
+    assert_eq!(node.checked(&[0, 1], &|| true), [(0, b"whole".to_vec())]);
+
+    // The next node reads the files, because the link of the reader is gone.
+    reader.end(Duration::ZERO, || true);
+    let process = Process::default();
+    let next = JobNode::start(&settings("next"), &process).unwrap();
+    assert_eq!((process.opened(), next.is_reader()), (1, true));
+    for node in others.into_iter().map(|(node, _)| node).chain([next]) {
+        node.end(Duration::ZERO, || true);
+    }
+    server.stop();
+}
+
+#[test]
+fn a_node_whose_meeting_process_has_ended_fails_and_prints_nothing() {
+    let job = Job::new(1);
+    let server = MeetingServer::start(Some("lo")).unwrap();
+    let text = server.text().to_owned();
+    server.stop();
+    for text in [text, "no address".into()] {
+        let process = Process::default();
+        let settings = JobSettings { meeting: Meeting::Process(text), ..job.settings("node", LONG) };
+        let error = JobNode::start(&settings, &process).unwrap_err();
+        assert!(error.to_string().contains("the meeting point of the job"), "{error}");
+        assert_eq!((process.opened(), process.messages()), (0, vec![]));
+    }
+}
+
+/// Starts a proxy in front of a server that behaves like a suspended process: the connections are
+/// accepted, and nothing is read from them, until there were `connections`. Then it passes on the
+/// bytes of all of them.
+fn suspended_until(connections: usize, server: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut waiting = Vec::new();
+        for (number, stream) in listener.incoming().enumerate() {
+            waiting.push(stream.unwrap());
+            if number + 1 >= connections {
+                waiting.drain(..).for_each(|stream| pass_on(&stream, server));
+            }
+        }
+    });
+    address
+}
+
+/// Copies the bytes of both directions between a connection and a server, until either is closed.
+fn pass_on(client: &TcpStream, server: SocketAddr) {
+    let server = TcpStream::connect(server).unwrap();
+    for (from, to) in [(client, &server), (&server, client)] {
+        let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+        std::thread::spawn(move || {
+            // The other side may have closed its connection.
+            let _ = std::io::copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Both);
+        });
+    }
+}
+
+/// The settings of a node whose meeting process is behind `suspended_until`.
+fn settings_through(job: &Job, server: &MeetingServer, connections: usize) -> JobSettings {
+    let Advertisement { addresses, key } = Advertisement::decode(server.text().as_bytes()).unwrap();
+    let addresses = vec![suspended_until(connections, addresses[0])];
+    let text = Advertisement { addresses, key }.encode();
+    JobSettings { meeting: Meeting::Process(text), ..job.settings("node", LONG) }
+}
+
+#[test]
+fn a_node_waits_for_a_meeting_process_that_is_suspended() {
+    let job = Job::new(2);
+    let server = MeetingServer::start(Some("lo")).unwrap();
+    // The first two connections are the check of the address and the connection for calls. Each
+    // further one follows a call that has failed.
+    let process = Process::default();
+    let node = JobNode::start(&settings_through(&job, &server, 5), &process).unwrap();
+    job.check(&node);
+    assert_eq!((node.is_reader(), process.messages()), (true, vec![]));
+    node.end(Duration::ZERO, || true);
+    server.stop();
+}
+
+#[test]
+fn a_node_that_is_not_needed_does_not_wait_for_a_suspended_meeting_process() {
+    let job = Job::new(2);
+    let server = MeetingServer::start(Some("lo")).unwrap();
+    let asked = AtomicUsize::new(0);
+    let process = Process {
+        // Some checks while the first call waits for a connection, and some after it has failed.
+        before_block: Some(Box::new(move || asked.fetch_add(1, Ordering::Relaxed) < 30)),
+        ..Process::default()
+    };
+    let error = JobNode::start(&settings_through(&job, &server, usize::MAX), &process).unwrap_err();
+    assert_eq!((error.kind, process.opened()), (ErrorKind::Interrupted, 0), "{error}");
+    server.stop();
 }
 
 #[test]
@@ -303,7 +444,7 @@ fn a_block_is_passed_on_before_the_next_one_is_read() {
     let process = Process { before_block: Some(Box::new(before)), ..Process::default() };
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| job.start("reader", &process).unwrap());
-        while job.point().read().unwrap().is_none() {
+        while job.point().read(&|| true).unwrap().is_none() {
             std::thread::sleep(Duration::from_millis(5));
         }
         let Advertisement { addresses, key } = job.advertisement();
@@ -498,7 +639,7 @@ fn the_link_of_a_process_that_has_ended_is_replaced_without_a_message() {
 #[test]
 fn a_node_that_gets_no_answer_prints_one_message_and_becomes_the_reader() {
     let job = Job::new(2);
-    // It accepts connections, and never answers.
+    // This service accepts connections, and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap();
     job.advertise(address, [1; 32]);
@@ -513,13 +654,13 @@ fn a_node_that_gets_no_answer_prints_one_message_and_becomes_the_reader() {
     assert!(!messages[0].contains("member"), "{messages:?}");
     assert_ne!(job.advertisement().addresses, [address]);
     node.end(Duration::ZERO, || true);
-    assert_eq!(job.point().read().unwrap(), None);
+    assert_eq!(job.point().read(&|| true).unwrap(), None);
 }
 
 #[test]
 fn the_link_whose_port_another_service_has_is_replaced_and_later_nodes_use_the_new_one() {
     let job = Job::new(2);
-    // It answers each connection with a text, and closes it.
+    // This service answers each connection with a text, and closes it.
     let service = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = service.local_addr().unwrap();
     let serving = std::thread::spawn(move || {
@@ -588,7 +729,7 @@ fn an_own_address_that_refuses_connections_says_nothing_about_the_reader() {
     let unreachable: SocketAddr = ([255, 255, 255, 255], 9).into();
     let addresses = vec![refused_port(), unreachable];
     let text = Advertisement { addresses: addresses.clone(), key: PoolKey([1; 32]) }.encode();
-    assert!(job.point().create(&text).unwrap());
+    assert!(job.point().create(&text, &|| true).unwrap());
     let process = Process::default();
     let node = job.start("node", &process).unwrap();
     job.check(&node);
@@ -641,7 +782,7 @@ fn a_node_reads_the_files_itself_if_the_reader_waits_for_them_too_long() {
 #[test]
 fn a_node_that_is_not_needed_does_not_wait_for_a_reply() {
     let job = Job::new(2);
-    // It answers no request for files.
+    // The fake node answers no request for files.
     let (fake, address) = fake_node(&PoolKey([1; 32]), |request| match request {
         Request::Join { .. } => Some(encode(&Reply::Placed(Placement { node: 1, parent: 0, address: None }))),
         _ => None,
@@ -679,9 +820,9 @@ fn a_process_can_remove_its_own_link_before_the_node_has_started() {
     let node = job.start("node", &process).unwrap();
     let link = process.link.lock().unwrap().take().unwrap();
     link.remove().unwrap();
-    assert_eq!(job.point().read().unwrap(), None);
+    assert_eq!(job.point().read(&|| true).unwrap(), None);
     job.advertise(refused_port(), [1; 32]);
     link.remove().unwrap();
-    assert!(job.point().read().unwrap().is_some(), "the link of another process stays");
+    assert!(job.point().read(&|| true).unwrap().is_some(), "the link of another process stays");
     node.end(Duration::ZERO, || true);
 }

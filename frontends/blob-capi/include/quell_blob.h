@@ -172,7 +172,7 @@ typedef struct quell_blob_part {
 typedef struct quell_blob_conflict {
   // The name of the blob, or the prefix of names.
   const void *name;
-  // Its length, in bytes.
+  // The length of the name, in bytes.
   size_t name_bytes;
   // The part as the transaction has read it.
   struct quell_blob_part read;
@@ -225,7 +225,7 @@ typedef struct quell_blob_attributes {
 typedef struct quell_blob_name {
   // The name. Valid until the list is closed.
   const void *name;
-  // Its length, in bytes.
+  // The length of the name, in bytes.
   size_t name_bytes;
   // The attributes of the blob.
   struct quell_blob_attributes attributes;
@@ -328,7 +328,7 @@ int quell_blob_drain(const struct quell_blob_store *store);
 // `store` is NULL or an open store; `name` has `name_bytes` bytes.
 int quell_blob_create(const struct quell_blob_store *store, const void *name, size_t name_bytes);
 
-// Deletes a blob. Fails with ENOENT if there is none of this name.
+// Deletes a blob. Fails with ENOENT if there is no blob of this name.
 //
 // # Safety
 //
@@ -336,7 +336,7 @@ int quell_blob_create(const struct quell_blob_store *store, const void *name, si
 int quell_blob_delete(const struct quell_blob_store *store, const void *name, size_t name_bytes);
 
 // Gives a blob another name, without a copy of its content. Fails with ENOENT if there is no blob
-// of this name, and with EEXIST if there is one of the other name.
+// of this name, and with EEXIST if there is a blob of the other name.
 //
 // # Safety
 //
@@ -663,9 +663,9 @@ int64_t quell_blob_transaction_read(const struct quell_blob_transaction *transac
                                     void *into,
                                     size_t length);
 
-// Sets `attributes` to those of a blob, including the changes of this transaction. Fails with
-// ENOENT if there is none of this name. The commit fails if the size or existence has changed; a
-// change of the time is no conflict.
+// Sets `attributes` to the attributes of a blob, including the changes of this transaction. Fails
+// with ENOENT if there is no blob of this name. The commit fails if the size or existence has
+// changed; a change of the time is no conflict.
 //
 // # Safety
 //
@@ -722,9 +722,9 @@ int quell_blob_transaction_close(struct quell_blob_transaction *transaction);
 // thread, and may be called several times. It must neither commit nor close the transaction.
 //
 // If `body` returns 0, the transaction is committed. If it returns a negative number, for example
-// that of a failed read, the transaction is not committed; after -ECANCELED and -ESTALE it is
-// repeated, and all other numbers are returned. A positive number ends the transaction without a
-// commit, and is returned. `retries` and `result` may be NULL. After the last attempt, the error
+// the result of a failed read, the transaction is not committed; after -ECANCELED and -ESTALE it
+// is repeated, and all other numbers are returned. A positive number ends the transaction without
+// a commit, and is returned. `retries` and `result` may be NULL. After the last attempt, the error
 // of its commit is returned.
 //
 // # Safety
@@ -746,7 +746,7 @@ int quell_blob_transact(const struct quell_blob_store *store,
 int64_t quell_blob_result_version(const struct quell_blob_result *result);
 
 // Returns the offset at which the data of an append begins. `operation` is the index of the append
-// in the transaction, from 0. Fails with EINVAL if it is no append.
+// in the transaction, from 0. Fails with EINVAL if the operation is not an append.
 //
 // # Safety
 //
@@ -783,10 +783,10 @@ int quell_blob_result_close(struct quell_blob_result *result);
 // of 32 KiB and more of an operation is written before the call returns, unless a server has the
 // store open.
 //
-// Callbacks of a store are called by one thread, one after another, when a result is there. They
-// may call all functions but quell_blob_close and quell_blob_drain, and the functions that submit
-// an operation do not wait in them. quell_blob_last_error() and the details of the error are those
-// of the operation. While a callback runs, others of the store wait.
+// Callbacks of a store are called by one thread, one after another, when a result is available.
+// They may call all functions but quell_blob_close and quell_blob_drain, and the functions that
+// submit an operation do not wait in them. In a callback, quell_blob_last_error() and the details
+// of the error describe the operation. While a callback runs, others of the store wait.
 //
 // # Safety
 //
@@ -798,8 +798,8 @@ int quell_blob_submit(const struct quell_blob_transaction *transaction,
 
 // Reads as quell_blob_read does, without waiting. If the call succeeds, `done` is called exactly
 // once, with `context`, and with the number of bytes or the negative error number. Until then
-// `into` must not be used. The rules for callbacks and for waiting are those of quell_blob_submit.
-// At most 64 MiB can be read.
+// `into` must not be used. The rules of quell_blob_submit for callbacks and for waiting apply. At
+// most 64 MiB can be read.
 //
 // # Safety
 //

@@ -57,7 +57,7 @@ impl Callbacks {
     /// caller is a callback: it would wait for itself.
     ///
     /// # Errors
-    /// EBADF after `close`; those of the start of a thread.
+    /// EBADF after `close`; the error of a thread that cannot be started.
     pub fn begin(&self) -> Result<InFlight> {
         self.start()?;
         let shared = &self.shared;

@@ -63,7 +63,7 @@ pub struct PartC {
 pub struct ConflictC {
     /// The name of the blob, or the prefix of names.
     pub name: *const c_void,
-    /// Its length, in bytes.
+    /// The length of the name, in bytes.
     pub name_bytes: usize,
     /// The part as the transaction has read it.
     pub read: PartC,

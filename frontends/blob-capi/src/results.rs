@@ -34,7 +34,7 @@ pub unsafe extern "C" fn quell_blob_result_version(result: *const ResultHandle) 
 }
 
 /// Returns the offset at which the data of an append begins. `operation` is the index of the append
-/// in the transaction, from 0. Fails with EINVAL if it is no append.
+/// in the transaction, from 0. Fails with EINVAL if the operation is not an append.
 ///
 /// # Safety
 ///

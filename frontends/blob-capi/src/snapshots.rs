@@ -31,7 +31,7 @@ impl NamesHandle {
 pub struct NameC {
     /// The name. Valid until the list is closed.
     pub name: *const c_void,
-    /// Its length, in bytes.
+    /// The length of the name, in bytes.
     pub name_bytes: usize,
     /// The attributes of the blob.
     pub attributes: AttributesC,

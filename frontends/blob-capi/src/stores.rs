@@ -199,7 +199,7 @@ pub unsafe extern "C" fn quell_blob_create(
     })
 }
 
-/// Deletes a blob. Fails with ENOENT if there is none of this name.
+/// Deletes a blob. Fails with ENOENT if there is no blob of this name.
 ///
 /// # Safety
 ///
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn quell_blob_delete(
 }
 
 /// Gives a blob another name, without a copy of its content. Fails with ENOENT if there is no blob
-/// of this name, and with EEXIST if there is one of the other name.
+/// of this name, and with EEXIST if there is a blob of the other name.
 ///
 /// # Safety
 ///

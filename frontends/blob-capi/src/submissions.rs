@@ -50,10 +50,10 @@ impl Context {
 /// of 32 KiB and more of an operation is written before the call returns, unless a server has the
 /// store open.
 ///
-/// Callbacks of a store are called by one thread, one after another, when a result is there. They
-/// may call all functions but quell_blob_close and quell_blob_drain, and the functions that submit
-/// an operation do not wait in them. quell_blob_last_error() and the details of the error are those
-/// of the operation. While a callback runs, others of the store wait.
+/// Callbacks of a store are called by one thread, one after another, when a result is available.
+/// They may call all functions but quell_blob_close and quell_blob_drain, and the functions that
+/// submit an operation do not wait in them. In a callback, quell_blob_last_error() and the details
+/// of the error describe the operation. While a callback runs, others of the store wait.
 ///
 /// # Safety
 ///
@@ -98,8 +98,8 @@ pub unsafe extern "C" fn quell_blob_submit(
 
 /// Reads as quell_blob_read does, without waiting. If the call succeeds, `done` is called exactly
 /// once, with `context`, and with the number of bytes or the negative error number. Until then
-/// `into` must not be used. The rules for callbacks and for waiting are those of quell_blob_submit.
-/// At most 64 MiB can be read.
+/// `into` must not be used. The rules of quell_blob_submit for callbacks and for waiting apply. At
+/// most 64 MiB can be read.
 ///
 /// # Safety
 ///

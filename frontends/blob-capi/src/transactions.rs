@@ -27,11 +27,11 @@ pub struct OpenTransaction {
 
 /// The state of a transaction.
 pub enum Changes {
-    /// It reads one state of the store.
+    /// The transaction reads one state of the store.
     Reading(Transaction),
-    /// It cannot read.
+    /// The transaction cannot read.
     Batch(Vec<Operation>),
-    /// It was committed, or its commit has failed.
+    /// The transaction was committed, or its commit has failed.
     Ended,
 }
 
@@ -393,9 +393,9 @@ pub unsafe extern "C" fn quell_blob_transaction_read(
     })
 }
 
-/// Sets `attributes` to those of a blob, including the changes of this transaction. Fails with
-/// ENOENT if there is none of this name. The commit fails if the size or existence has changed; a
-/// change of the time is no conflict.
+/// Sets `attributes` to the attributes of a blob, including the changes of this transaction. Fails
+/// with ENOENT if there is no blob of this name. The commit fails if the size or existence has
+/// changed; a change of the time is no conflict.
 ///
 /// # Safety
 ///
@@ -547,9 +547,9 @@ pub type BodyC =
 /// thread, and may be called several times. It must neither commit nor close the transaction.
 ///
 /// If `body` returns 0, the transaction is committed. If it returns a negative number, for example
-/// that of a failed read, the transaction is not committed; after -ECANCELED and -ESTALE it is
-/// repeated, and all other numbers are returned. A positive number ends the transaction without a
-/// commit, and is returned. `retries` and `result` may be NULL. After the last attempt, the error
+/// the result of a failed read, the transaction is not committed; after -ECANCELED and -ESTALE it
+/// is repeated, and all other numbers are returned. A positive number ends the transaction without
+/// a commit, and is returned. `retries` and `result` may be NULL. After the last attempt, the error
 /// of its commit is returned.
 ///
 /// # Safety

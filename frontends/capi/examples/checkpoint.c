@@ -28,8 +28,8 @@ static quell_store *open_store(const char *path) {
     return store;
 }
 
-/* One process: opens its own store and handle, and writes records that alternate with those of the
- * others. */
+/* One process: opens its own store and handle, and writes records that alternate with the records
+ * of the others. */
 static void write_records(const char *path, int process, int processes) {
     static char record[RECORD_BYTES];
     quell_store *store = open_store(path);

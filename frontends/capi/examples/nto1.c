@@ -1,6 +1,6 @@
 /* Measures how fast several processes write and read one file (the N-1 pattern of the PLFS paper),
  * with plain system calls or with libquell. Each process has its own records, which alternate with
- * those of the others.
+ * the records of the others.
  *
  *   nto1 --posix DIRECTORY | --quell STORE[,STORE...]   [--processes N] [--record BYTES] [--mib TOTAL] [--name FILE]
  *        [--phase both|write|read] [--rounds N] [--sync] [--shift N] [--buffer BYTES] [--keep]
@@ -8,7 +8,7 @@
  * Prints one line per round: NAME=VALUE, separated by spaces. A rate is the total number of bytes
  * divided by the time from the common start, before the open, until the last process has closed
  * the file (with --sync: synced and closed). *_open_ms is the time until the last process has
- * opened it. A process reads the records that the process --shift (1) places after it wrote. The
+ * opened it. A process reads the records of the process whose number is --shift (1) higher. The
  * first and last eight bytes of every record read are checked. */
 #include <errno.h>
 #include <fcntl.h>

@@ -111,7 +111,7 @@ typedef struct quell_write_piece {
 typedef struct quell_bytes {
   // The bytes of the share.
   const void *bytes;
-  // Their number.
+  // The number of bytes.
   size_t length;
 } quell_bytes;
 
@@ -206,9 +206,10 @@ int quell_mkdir(const struct quell_store *store, const char *path, uint32_t perm
 // `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL.
 int quell_rmdir(const struct quell_store *store, const char *path);
 
-// Opens the regular file at `path`. `flags` are those of fcntl.h: one of O_RDONLY, O_WRONLY and
-// O_RDWR, and any of O_CREAT, O_EXCL, O_TRUNC and O_CLOEXEC. Others, including O_APPEND, are
-// errors (see quell_append). A file that is created gets `permissions`, reduced by the umask.
+// Opens the regular file at `path`. `flags` consists of flags of fcntl.h: one of O_RDONLY,
+// O_WRONLY and O_RDWR, and any of O_CREAT, O_EXCL, O_TRUNC and O_CLOEXEC. Others, including
+// O_APPEND, are errors (see quell_append). A file that is created gets `permissions`, reduced by
+// the umask.
 //
 // # Safety
 //
@@ -411,10 +412,10 @@ int64_t quell_flatten_shares(const struct quell_store *store,
 int quell_virtual_path(const char *path, char *in_store, size_t space);
 
 // Opens the store of the virtual directory of the path, once in a process for all calls with the
-// same choices. If `choices` is NULL, those of QUELL_VIEW apply. Otherwise a buffer size of 0 is
-// that of QUELL_VIEW, no file is flattened when it is closed, and the other members have no
-// effect. Fails with ENOENT if the path lies below no virtual directory. The caller closes the
-// handle.
+// same choices. If `choices` is NULL, the choices of QUELL_VIEW apply. Otherwise a buffer size of
+// 0 stands for the buffer size of QUELL_VIEW, no file is flattened when it is closed, and the
+// other members have no effect. Fails with ENOENT if the path lies below no virtual directory. The
+// caller closes the handle.
 //
 // # Safety
 //

@@ -45,9 +45,10 @@ pub struct WritePiece {
     pub length: usize,
 }
 
-/// Opens the regular file at `path`. `flags` are those of fcntl.h: one of O_RDONLY, O_WRONLY and
-/// O_RDWR, and any of O_CREAT, O_EXCL, O_TRUNC and O_CLOEXEC. Others, including O_APPEND, are
-/// errors (see quell_append). A file that is created gets `permissions`, reduced by the umask.
+/// Opens the regular file at `path`. `flags` consists of flags of fcntl.h: one of O_RDONLY,
+/// O_WRONLY and O_RDWR, and any of O_CREAT, O_EXCL, O_TRUNC and O_CLOEXEC. Others, including
+/// O_APPEND, are errors (see quell_append). A file that is created gets `permissions`, reduced by
+/// the umask.
 ///
 /// # Safety
 ///

@@ -19,7 +19,7 @@ pub struct ShareHandle(Vec<u8>);
 pub struct ShareBytes {
     /// The bytes of the share.
     pub bytes: *const c_void,
-    /// Their number.
+    /// The number of bytes.
     pub length: usize,
 }
 

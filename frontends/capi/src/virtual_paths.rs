@@ -43,10 +43,10 @@ pub unsafe extern "C" fn quell_virtual_path(
 }
 
 /// Opens the store of the virtual directory of the path, once in a process for all calls with the
-/// same choices. If `choices` is NULL, those of QUELL_VIEW apply. Otherwise a buffer size of 0 is
-/// that of QUELL_VIEW, no file is flattened when it is closed, and the other members have no
-/// effect. Fails with ENOENT if the path lies below no virtual directory. The caller closes the
-/// handle.
+/// same choices. If `choices` is NULL, the choices of QUELL_VIEW apply. Otherwise a buffer size of
+/// 0 stands for the buffer size of QUELL_VIEW, no file is flattened when it is closed, and the
+/// other members have no effect. Fails with ENOENT if the path lies below no virtual directory. The
+/// caller closes the handle.
 ///
 /// # Safety
 ///

@@ -51,7 +51,7 @@ impl<F: Writable> Client<F> {
         self.fs.get()
     }
 
-    /// Returns the context of all operations: the permissions and the number of this process.
+    /// Returns the context of all operations: the permissions and the ID of this process.
     fn context(&self) -> Context<'static> {
         Context::for_process(self.fs.process())
     }

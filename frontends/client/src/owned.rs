@@ -27,7 +27,7 @@ impl<T> Owned<T> {
         self.process == std::process::id()
     }
 
-    /// Returns the number of the process that created the value.
+    /// Returns the ID of the process that created the value.
     pub fn process(&self) -> u32 {
         self.process
     }

@@ -1,5 +1,5 @@
 //! Times the FUSE server with a file system in memory, so that only the kernel, the device and this
-//! crate are measured. Prints the same for a directory of the local disk.
+//! crate are measured. Prints the same numbers for a directory of the local disk.
 //!
 //! `cargo run --profile dist -p quell-fuse --example frontend_alone [THREADS ...]`
 
@@ -17,7 +17,7 @@ use quell_fuse::Options;
 
 const DIRS: usize = 4000;
 const FILES: usize = 20;
-/// The machine may be busy with other programs, so the best round counts.
+/// The machine may be busy with other programs, so the best round is printed.
 const ROUNDS: usize = 4;
 const LARGE_BYTES: usize = 256 << 20;
 
@@ -71,7 +71,8 @@ fn run(program: &str, arguments: &[&str], root: &Path) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// The results for one way to mount, in the order of `NAMES`. The smallest of all rounds counts.
+/// The results for one way to mount, in the order of `NAMES`. Each number is the smallest one of
+/// all rounds.
 type Numbers = [f64; 12];
 
 const NAMES: [&str; 12] = [

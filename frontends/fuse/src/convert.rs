@@ -1,5 +1,5 @@
-//! Converts the kernel's flags for opens, renames and writes, and its modes and times, to those of
-//! the contract, and the contract's errors to the kernel's.
+//! Converts the kernel's flags for opens, renames and writes, and its modes and times, to the types
+//! of the contract, and the contract's errors to error numbers.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -31,12 +31,12 @@ pub(crate) fn process_for(request: &Request, mode: OpenMode) -> u32 {
     if mode.write { process_of(request.pid()) } else { 0 }
 }
 
-/// Returns whether an open that creates a file must fail if it exists.
+/// Returns whether an open that creates a file must fail if the file exists.
 pub(crate) fn excludes(flags: OpenFlags) -> bool {
     has(flags, OFlags::EXCL)
 }
 
-/// Returns whether a write goes to the end of the file. The flags are the current ones of the
+/// Returns whether a write goes to the end of the file. The flags are the current flags of the
 /// descriptor. Pages of a mapping are written at their own offsets, regardless of the descriptor
 /// with which the kernel sends them.
 pub(crate) fn appends(flags: OpenFlags, origin: WriteFlags) -> bool {
@@ -59,7 +59,7 @@ fn has(flags: OpenFlags, flag: OFlags) -> bool {
 
 /// Returns whether a write removes the set-id bits of its file. The kernel sets the flag for a
 /// process without `CAP_FSETID`; for pages of a mapping it does not know the process, so they are
-/// treated the same.
+/// treated in the same way.
 pub(crate) fn drops_set_id(origin: WriteFlags) -> bool {
     origin.intersects(WriteFlags::FUSE_WRITE_KILL_SUIDGID | WriteFlags::FUSE_WRITE_CACHE)
 }

@@ -80,7 +80,7 @@ counters! {
     errors;
     /// Files, directories, symbolic links and hard links created.
     made,
-    /// Names removed, including those of directories.
+    /// Names removed, including names of directories.
     removed,
     /// Names renamed.
     renamed,

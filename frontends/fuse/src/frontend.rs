@@ -156,7 +156,7 @@ impl Frontend {
         stale_if_removed(self.refuse(error))
     }
 
-    /// Counts a successful result in `counter`, or an error, and returns it for the kernel.
+    /// Counts a successful result in `counter`, or an error, and returns the result for the kernel.
     pub(crate) fn counted<T>(&self, counter: &AtomicU64, result: Result<T>) -> Result<T, Errno> {
         if result.is_ok() {
             count(counter);
@@ -164,9 +164,9 @@ impl Frontend {
         result.map_err(|error| self.refuse(&error))
     }
 
-    /// Returns the operations that change the tree. Errors: `ReadOnly` if it has none, or programs
-    /// cannot change it. The kernel sends such a request for a read-only mount only after root has
-    /// remounted it as writable.
+    /// Returns the operations that change the tree. Errors: `ReadOnly` if the tree has none, or if
+    /// programs cannot change it. The kernel sends a request for a change of a read-only mount only
+    /// after root has remounted it as writable.
     pub(crate) fn tree(&self) -> Result<&dyn Writable> {
         let tree = self.fs.writable().filter(|_| !self.is_read_only);
         tree.ok_or_else(|| Error::new(ErrorKind::ReadOnly, "change", ""))
@@ -305,7 +305,7 @@ impl Frontend {
 /// A request that is done with the permissions of its caller.
 pub(crate) struct CallersRequest<'a> {
     _guard: RequestGuard<'a>,
-    /// `None`: the permissions of this process.
+    /// `None`: the request is done with the permissions of this process.
     caller: Option<Caller>,
 }
 

@@ -19,7 +19,7 @@ use rustix::net::{
 use crate::Options;
 use crate::options::{Access, SUBTYPE};
 
-/// The names of the program: the one of libfuse 3, then the one on older systems.
+/// The names of the program: the name in libfuse 3, then the name on older systems.
 const PROGRAMS: [&str; 2] = ["fusermount3", "fusermount"];
 
 /// Mounts on `path` and returns the device. The socket is the standard input of the program, which
@@ -42,7 +42,7 @@ pub(crate) fn mount(path: &Path, access: Access, options: &Options) -> Result<Ow
     }
 }
 
-/// Unmounts `path`. With `lazily`, also while it is in use.
+/// Unmounts `path`. With `lazily`, even while it is in use.
 pub(crate) fn unmount(path: &Path, lazily: bool) -> Result<()> {
     let output = run(|program| {
         let mut command = Command::new(program);

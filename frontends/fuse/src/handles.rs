@@ -94,7 +94,7 @@ impl RecentFiles {
         RecentFiles(Mutex::new(LruCache::new(limit)))
     }
 
-    /// Returns the open file of `node`, and opens it if it is not among the recent ones. `open`
+    /// Returns the open file of `node`, and opens it if it is not among the recent files. `open`
     /// runs outside the lock: two readers may both open a file; the reader that finishes later then
     /// uses the file of the other and drops its own.
     pub(crate) fn get(&self, node: NodeId, open: impl FnOnce() -> Result<Box<dyn File>>) -> Result<OpenFile> {

@@ -22,8 +22,7 @@ pub struct RequestInFlight {
     pub duration: Duration,
 }
 
-/// The requests in flight of one session. It can be used by another thread than the one that owns
-/// the session.
+/// The requests in flight of one session. Threads that do not own the session can use it.
 #[derive(Debug, Clone)]
 pub struct RequestsInFlight {
     pub(crate) table: Arc<InFlight>,

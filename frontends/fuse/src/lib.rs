@@ -21,17 +21,17 @@
 //! For a file system that claims to be `immutable`, the kernel caches every answer for as long as
 //! it has memory: entries, negative entries, attributes, link targets, whole listings and file
 //! data. For any other file system it caches no entries, attributes, link targets and listings, and
-//! file data only until the next open of the file. For a writable one, [`KernelCache`] determines
-//! what it caches. If only requests of this mount change the tree ([`Options::exclusive`]), the
-//! kernel caches every answer until such a request changes it, except the data of files that are
-//! open for writing.
+//! file data only until the next open of the file. For a writable file system, [`KernelCache`]
+//! determines the entries, attributes and data that the kernel caches. If only requests of this
+//! mount change the tree ([`Options::exclusive`]), the kernel caches every answer until such a
+//! request changes it, except the data of files that are open for writing.
 //!
 //! # Writable trees
 //!
 //! Programs on one node see each other's writes immediately. They see the writes of another node
-//! after a close there and an open here; the file system defines how soon that is. By default the
-//! kernel therefore caches no data: each read and write of a program arrives with its own offset
-//! and length, divided into pieces of at most 1 MiB. A close calls
+//! after a program closes the file there and opens it on this node; the file system defines the
+//! delay. By default the kernel therefore caches no data: each read and write of a program arrives
+//! with its own offset and length, divided into pieces of at most 1 MiB. A close calls
 //! [`publish`](quell_vfs::WritableFile::publish) and returns its result. The kernel caches no
 //! entries and attributes either, unless the owner of the session sets a lifetime
 //! ([`KernelCache::set_lifetime`]) or the mount is [exclusive](Options::exclusive). While no other

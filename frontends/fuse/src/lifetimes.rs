@@ -1,12 +1,12 @@
-//! How long the kernel keeps the entries and attributes of a reply, and whether it keeps the data
-//! of a file that is opened.
+//! The time for which the kernel keeps the entries and attributes of a reply, and the decision
+//! whether it keeps the data of a file that is opened.
 //!
 //! Entries, attributes and data of an immutable tree, and of a writable tree that only requests of
 //! its mount change ([`Options::exclusive`](crate::Options::exclusive)), are kept without end. For
 //! another writable tree the owner of the session decides ([`KernelCache`]). Two kinds of
 //! attributes are never kept, because they change without a request that makes the kernel drop
-//! them: those of a file that is open for writing, whose times change at a publication, and those
-//! of a file with set-id bits, which a write removes.
+//! them: the attributes of a file that is open for writing, whose times change at a publication,
+//! and of a file with set-id bits, which a write removes.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,12 +16,13 @@ use std::time::{Duration, Instant};
 use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{Attributes, Kind, NodeId};
 
-/// How long the kernel keeps an answer that does not change: 100 years, which its arithmetic with
-/// times can represent.
+/// The time for which the kernel keeps an answer that does not change: 100 years, which its
+/// arithmetic with times can represent.
 const UNLIMITED: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// The number of references of the kernel above which it keeps no entries of files of an exclusive
-/// tree. It returns the reference of an entry that it does not keep at once, and of one that it
-/// keeps only when memory is short; until then the file system has the node in memory.
+/// tree. The kernel returns the reference of an entry that it does not keep at once, and the
+/// reference of an entry that it keeps only when memory is short; until then the file system has
+/// the node in memory.
 const REFERENCES_MAX: u64 = 1 << 16;
 
 /// The set-user-ID and set-group-ID bits.
@@ -39,8 +40,8 @@ pub struct KernelCache(pub(crate) Arc<Lifetimes>);
 impl KernelCache {
     /// Sets how long the kernel keeps the entries, missing names and attributes of later replies.
     /// Attributes of files that are open for writing or have set-id bits are never kept. When this
-    /// returns, replies with an earlier lifetime have been sent, but a program to which one was
-    /// sent may not have run yet.
+    /// returns, replies with an earlier lifetime have been sent, but a program to which such a
+    /// reply was sent may not have run yet.
     pub fn set_lifetime(&self, lifetime: Duration) {
         self.0.set(lifetime, None);
     }
@@ -77,8 +78,8 @@ pub(crate) enum Changes {
 /// The lifetimes of the replies of one session.
 #[derive(Debug)]
 pub(crate) struct Lifetimes {
-    /// A worker reads it until it has sent the reply, so that no reply with an earlier lifetime is
-    /// sent after a change.
+    /// A worker holds the lock for reading until it has sent the reply, so that no reply with an
+    /// earlier lifetime is sent after a change.
     kept: RwLock<Kept>,
     changes: Changes,
     /// The references to nodes that the kernel has, of an exclusive tree.
@@ -97,8 +98,8 @@ pub(crate) struct Lifetimes {
 #[derive(Debug, Clone, Copy, Default)]
 struct WritingHandles {
     open: usize,
-    /// The number of them whose descriptor a program has closed. The kernel closes such a handle
-    /// shortly afterwards, unless other processes have the same descriptor.
+    /// The number of open handles whose descriptor a program has closed. The kernel closes such a
+    /// handle shortly afterwards, unless other processes have the same descriptor.
     flushed: usize,
 }
 
@@ -118,7 +119,7 @@ pub(crate) enum DataCache {
 #[derive(Debug, Clone, Copy)]
 struct Kept {
     lifetime: Duration,
-    /// Has precedence until it ends.
+    /// A temporary lifetime, which has precedence until it ends.
     temporary: Option<Temporary>,
     changes: u64,
 }
@@ -147,7 +148,7 @@ pub(crate) struct Begin {
     writer_changes: u64,
 }
 
-/// The lifetimes of one reply, which is sent before this is dropped.
+/// The lifetimes of one reply, which is sent before this value is dropped.
 pub(crate) struct ReplyLifetimes<'a> {
     lifetime: Duration,
     begin: Begin,
@@ -192,8 +193,8 @@ impl Lifetimes {
     }
 
     /// Returns the lifetimes of a reply whose content was determined since `begin`. They are 0 if
-    /// the lifetime has changed meanwhile: the content may be that of a moment at which others
-    /// could still change it.
+    /// the lifetime has changed meanwhile: the content may have been determined while other
+    /// processes could still change it.
     pub(crate) fn reply(&self, begin: Begin) -> ReplyLifetimes<'_> {
         self.replies.fetch_add(1, Ordering::Relaxed);
         let kept = read_lock(&self.kept);
@@ -201,8 +202,8 @@ impl Lifetimes {
         ReplyLifetimes { lifetime, begin, lifetimes: self, _kept: kept }
     }
 
-    /// Notes that a file is being opened for writing. Each call is followed by one of
-    /// [`closed`](Self::closed), also if the open fails.
+    /// Notes that a file is being opened for writing. Each call is followed by a call of
+    /// [`closed`](Self::closed), even if the open fails.
     pub(crate) fn opens(&self, node: NodeId) {
         lock(&self.writers).entry(node).or_default().open += 1;
         self.writer_changes.fetch_add(1, Ordering::SeqCst);

@@ -31,7 +31,7 @@ impl MountLocation {
         File::options().write(true).open(path).ok()
     }
 
-    /// Unmounts the mount if it is the topmost one at its path. With `lazily`, also while it is in
+    /// Unmounts the mount if it is the topmost one at its path. With `lazily`, even while it is in
     /// use.
     pub(crate) fn unmount(&self, lazily: bool) -> Result<()> {
         let Some(path) = &self.path else {

@@ -15,8 +15,8 @@ pub(crate) enum LockCall {
     Unknown,
 }
 
-/// How often a thread that is not asleep yet is looked at again. It has sent its request and is
-/// about to wait for the reply.
+/// The largest number of times that `/proc/TID/syscall` is read until the thread sleeps. The thread
+/// has sent its request and is about to wait for the reply.
 const LOOKS_MAX: u32 = 50;
 
 /// Returns the system call in which a thread waits for the reply to a lock request.
@@ -35,9 +35,9 @@ pub(crate) fn lock_call(thread: u32) -> LockCall {
     LockCall::Unknown
 }
 
-/// Returns the system call that the text of `/proc/PID/syscall` names. Its numbers are those of
-/// x86-64, of aarch64 and of 32-bit x86 programs. Where they coincide with other calls, those take
-/// no locks.
+/// Returns the system call that the text of `/proc/PID/syscall` names. The numbers of flock(2) and
+/// fcntl(2) on x86-64, on aarch64 and in 32-bit x86 programs are known. Other system calls with the
+/// same numbers take no locks.
 fn call_in(text: &str) -> LockCall {
     let number = text.split_ascii_whitespace().next().and_then(|word| word.parse::<u32>().ok());
     let (flock, fcntl): (&[u32], &[u32]) = match cfg!(target_arch = "aarch64") {

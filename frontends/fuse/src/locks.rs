@@ -38,14 +38,15 @@ pub(crate) const F_UNLCK: i32 = 2;
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// How long a request that may not wait for a lock waits for open files that are being closed.
+/// The time for which a request that may not wait for a lock waits for open files that are being
+/// closed.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// The largest number of requests of one mount that wait for a lock. Each takes a thread.
 const WAITING_MAX: usize = 1024;
 
-/// How long a request waits whose program is not visible in /proc, because the program cannot be
-/// ended while it waits.
+/// The time for which a request waits if its program is not visible in /proc, because the program
+/// cannot be ended while it waits.
 const WAIT_UNSEEN_MAX: Duration = Duration::from_secs(60);
 
 /// A lock request of the kernel.
@@ -68,7 +69,7 @@ impl LockRequest {
             return Err(Errno::EINVAL);
         }
         let bytes = LockScope::Bytes { first, last: if last >= OFFSET_MAX { TO_END } else { last } };
-        // The kernel sends a lock of flock(2) as one of all bytes.
+        // The kernel sends a lock of flock(2) as a lock of all bytes.
         let scope = match bytes {
             LockScope::ALL_BYTES => match call() {
                 LockCall::Flock => LockScope::WholeFile,
@@ -115,8 +116,8 @@ pub(crate) fn conflict_values(held: &HeldLock) -> (u64, u64, i32) {
 #[derive(Debug, Default)]
 pub(crate) struct LockWaiters {
     count: AtomicUsize,
-    /// For each file with waiting requests: their number, and how often a lock of the file was
-    /// released while they waited.
+    /// For each file with waiting requests: their number, and the number of times that a lock of
+    /// the file was released while they waited.
     files: Mutex<HashMap<NodeId, WaitersOfFile>>,
     released: Condvar,
     /// The number of open files of each node that are being closed.
@@ -161,7 +162,7 @@ impl LockWaiters {
 
     /// Gives open files of a node that a program has closed the time to release their locks. The
     /// kernel sends the request for this before close(2) returns, but does not wait for the reply,
-    /// and another worker may be about to begin with it.
+    /// and another worker may be about to begin with the request.
     pub(crate) fn await_closes(&self, node: NodeId) {
         thread::sleep(PAUSE_MIN);
         let closing = lock(&self.closing);
@@ -225,8 +226,8 @@ impl LockWaiters {
                 return Err(Errno::ENOTCONN);
             }
             match pending_signals(request.thread) {
-                // The kernel then handles the signal, and repeats the request if that is to be done
-                // after this signal.
+                // The kernel then handles the signal, and repeats the request if system calls are
+                // restarted after this signal.
                 Pending::Some => return Err(Errno::EINTR),
                 Pending::None => {}
                 Pending::Unknown if started.elapsed() > WAIT_UNSEEN_MAX => return Err(Errno::ENOLCK),

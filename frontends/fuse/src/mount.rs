@@ -31,7 +31,7 @@ use crate::session::Session;
 /// Needs Linux 5.2 and the right to mount (root, or a user namespace that the caller has created).
 /// Owners in the attributes are ids of that namespace.
 ///
-/// Errors: `Os(EPERM)` without the right to mount; those of opening `/dev/fuse`.
+/// Errors: `Os(EPERM)` without the right to mount; the errors of opening `/dev/fuse`.
 pub fn mount_detached(fs: Arc<dyn FileSystem>, options: &Options) -> Result<(OwnedFd, Session)> {
     let context = fs_context().map_err(|errno| failed(errno, "mount", "fuse"))?;
     start_detached(fs, &context, options, None)
@@ -40,7 +40,7 @@ pub fn mount_detached(fs: Arc<dyn FileSystem>, options: &Options) -> Result<(Own
 /// Mounts `fs` on the existing directory `mountpoint`, over its present content. If the caller has
 /// no right to mount, fusermount3 mounts, provided that the caller may write to the directory.
 ///
-/// Errors: those of finding the directory and of opening `/dev/fuse`; `NotFound` without
+/// Errors: the errors of finding the directory and of opening `/dev/fuse`; `NotFound` without
 /// fusermount3; `PermissionDenied` with the message of fusermount3, or with advice about
 /// `allow_other`.
 pub fn mount_at(fs: Arc<dyn FileSystem>, mountpoint: &Path, options: &Options) -> Result<Session> {

@@ -22,8 +22,8 @@ impl Access {
     }
 }
 
-/// Where locks (flock(2), fcntl(2)) of a writable tree are kept. Those of a read-only tree are kept
-/// in the kernel.
+/// Where locks (flock(2), fcntl(2)) of a writable tree are kept. The locks of a read-only tree are
+/// kept in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LockKeeper {
     /// In the file system: see [`WritableFile::locks`](quell_vfs::WritableFile::locks).
@@ -60,14 +60,14 @@ pub struct Options {
     /// Cache no data in the kernel: each read of a program, up to 1 MiB, arrives with its own
     /// length and is answered by this server. For files whose frequently read parts are in this
     /// process's memory, and which are too large to be kept there and in the page cache. Files of a
-    /// writable tree are served in this way whether or not this is set, except those whose data
+    /// writable tree are served in this way whether or not this is set, except files whose data
     /// [`KernelCache`](crate::KernelCache) or `exclusive` lets the kernel keep.
     pub direct: bool,
     /// The tree is writable, and only requests of its mount change it. The kernel keeps entries,
     /// missing names, attributes, link targets, listings and, on Linux 6.18 and later, the data of
     /// files that are opened only for reading, until such a request changes them, or memory is
     /// short. It keeps about 65,536 entries of files: each occupies memory of the file system as
-    /// well, so later ones are looked up again at each use.
+    /// well, so further entries are looked up again at each use.
     pub exclusive: bool,
     /// Programs cannot change the tree of a writable file system, which may change by itself.
     pub read_only: bool,

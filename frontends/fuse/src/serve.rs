@@ -724,7 +724,8 @@ impl Filesystem for Frontend {
         reply.error(Errno::ENOSYS); // the kernel then treats the whole file as data
     }
 
-    /// Refuses the request. Python calls isatty(3) for every file that it opens, which causes one.
+    /// Refuses the request. Python calls isatty(3) for every file that it opens, which causes such
+    /// a request.
     fn ioctl(
         &self,
         _: &Request,

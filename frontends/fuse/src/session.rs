@@ -1,4 +1,4 @@
-//! One served mount: its worker threads, and how it ends.
+//! One served mount: its worker threads, and its end.
 //!
 //! A session is over when its last mount is gone, when a worker panicked, or when its owner stopped
 //! it. The kernel aborts a connection when the last descriptor of its device is closed. A worker
@@ -37,8 +37,11 @@ pub struct Session {
     no_open: bool,
 }
 
-/// Visits the pieces of one file, each with its offset in bytes.
-pub type Pieces<'a> = dyn Fn(NodeId, &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> + 'a;
+/// Receives a piece of a file, with its offset in bytes.
+pub type VisitPiece<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
+
+/// Visits the pieces of one file.
+pub type Pieces<'a> = dyn Fn(NodeId, &mut VisitPiece<'_>) -> Result<()> + Sync + 'a;
 
 impl Session {
     /// Answers the kernel's first request on `device` and starts the workers.
@@ -78,11 +81,19 @@ impl Session {
         Ok(session)
     }
 
-    /// Stores pieces of files in the kernel's page cache before programs read them, if the session
-    /// was started with [`Options::fills_cache`]. Must be called once, and not from a worker: it
-    /// waits for pages that are being read. Returns the number of bytes stored. A file that could
-    /// not be stored is read like any other.
-    pub fn fill_cache(&mut self, mount: &OwnedFd, files: &[(NodeId, Vec<u8>)], pieces: &Pieces<'_>) -> u64 {
+    /// Stores pieces of files in the kernel's page cache before programs read them, with `threads`
+    /// threads, if the session was started with [`Options::fills_cache`]. Must be called once, and
+    /// not from a worker: it waits for pages that are being read. Returns the number of bytes
+    /// stored. A file that could not be stored is read like any other.
+    ///
+    /// `pieces` must visit the same pieces of a file in each call.
+    pub fn fill_cache(
+        &mut self,
+        mount: &OwnedFd,
+        files: &[(NodeId, Vec<u8>)],
+        pieces: &Pieces<'_>,
+        threads: usize,
+    ) -> u64 {
         let Some(notifier) = self.notifier.take() else { return 0 };
         if let (true, Some((_, path))) = (self.no_open, files.first()) {
             // This open is answered with ENOSYS, so that the kernel sends no opens, even if the
@@ -90,22 +101,31 @@ impl Session {
             let _ =
                 rustix::fs::openat(mount, path.as_slice(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         }
-        let mut bytes = 0;
-        for (node, path) in files {
-            // The kernel keeps the inode only while the file is open.
-            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let Ok(_open) = rustix::fs::openat(mount, path.as_slice(), flags, Mode::empty()) else {
-                continue;
-            };
-            let _ = pieces(*node, &mut |offset, piece| {
-                notifier
-                    .store(ino(*node), offset, piece)
-                    .map_err(|cause| Error::from_io(cause, "fill the cache of", path.as_slice()))?;
-                bytes += piece.len() as u64;
-                Ok(())
-            });
-        }
-        bytes
+        let threads = threads.max(1);
+        let store = |thread| {
+            let is_own = |number: usize| number % threads == thread;
+            files
+                .iter()
+                .enumerate()
+                .map(|(position, (node, path))| {
+                    store_file(&notifier, mount, *node, path, &|visit| {
+                        let mut number = position;
+                        pieces(*node, &mut |offset, piece| {
+                            number += 1;
+                            if is_own(number) { visit(offset, piece) } else { Ok(()) }
+                        })
+                    })
+                })
+                .sum::<u64>()
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || store(thread))).collect();
+            let own = store(0);
+            let joined = others
+                .into_iter()
+                .map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            own + joined.sum::<u64>()
+        })
     }
 
     /// Returns the totals, which remain readable after the session.
@@ -160,4 +180,30 @@ impl Drop for Session {
             publish_all(&self.writable_files, &self.counters);
         }
     }
+}
+
+/// Stores pieces of one file. Returns the number of bytes stored.
+fn store_file(
+    notifier: &Notifier,
+    mount: &OwnedFd,
+    node: NodeId,
+    path: &[u8],
+    pieces: &dyn Fn(&mut VisitPiece<'_>) -> Result<()>,
+) -> u64 {
+    let failed = |cause| Error::from_io(cause, "fill the cache of", path);
+    // The kernel keeps the inode only while the file is open.
+    let mut opened = None;
+    let mut bytes = 0;
+    // The pieces after an error are not stored.
+    let _ = pieces(&mut |offset, piece| {
+        if opened.is_none() {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            opened =
+                Some(rustix::fs::openat(mount, path, flags, Mode::empty()).map_err(|e| failed(e.into()))?);
+        }
+        notifier.store(ino(node), offset, piece).map_err(failed)?;
+        bytes += piece.len() as u64;
+        Ok(())
+    });
+    bytes
 }

@@ -29,7 +29,8 @@ pub(crate) struct SessionState {
     changed: Condvar,
     pub(crate) in_flight: Arc<InFlight>,
     /// The file that aborts the connection, if the system has it. It is opened while the connection
-    /// exists, because the kernel gives its number to another one after the mount is gone.
+    /// exists, because the kernel gives the number of the connection to another connection after
+    /// the mount is gone.
     abort: Option<File>,
 }
 
@@ -123,7 +124,7 @@ mod tests {
         let (path, own) = (temp.path().join("abort"), temp.path().join("own"));
         let state = SessionState::new(Some(File::create(&path).unwrap()));
         std::fs::rename(&path, &own).unwrap();
-        std::fs::write(&path, "").unwrap(); // of another connection that has got the number
+        std::fs::write(&path, "").unwrap(); // the file of another connection with the same number
         state.end(SessionEnd::Stopped);
         assert_eq!(std::fs::read_to_string(own).unwrap(), "1");
         assert_eq!(std::fs::read_to_string(path).unwrap(), "");

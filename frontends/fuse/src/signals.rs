@@ -1,8 +1,8 @@
 //! Finds out whether a thread that waits for a reply has a signal to handle. The kernel cannot end
 //! a request that was sent: until the reply, not even SIGKILL ends the thread.
 //!
-//! A reply of EINTR is an error number of the kernel's own to a program without a signal, so a
-//! signal counts only if this thread will handle it.
+//! The kernel replaces a reply of EINTR by ERESTARTSYS, an internal error number that a program
+//! without a signal would receive. So a signal counts only if this thread will handle it.
 
 use std::fs::File;
 use std::io::Read;
@@ -33,8 +33,9 @@ pub(crate) fn pending_signals(thread: u32) -> Pending {
 
 /// Returns whether the thread has a signal to handle, according to its `status` file.
 ///
-/// Signals that are ignored never become pending. A signal to the whole process counts only for
-/// the main thread: the kernel prefers it, and otherwise which thread handles it is not known.
+/// Signals that are ignored never become pending. A signal to the whole process counts only for the
+/// main thread: the kernel prefers the main thread, and it is not known which other thread handles
+/// the signal.
 fn pending_in(status: &[u8], thread: u32) -> Pending {
     let field = |label: &[u8]| {
         let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(label))?;

@@ -96,8 +96,8 @@ fn eventually(is_so: impl Fn() -> bool) -> bool {
 /// Closes a file and returns the result of close(2).
 #[allow(unsafe_code)]
 fn close(file: File) -> io::Result<()> {
-    // SAFETY: the declaration matches that of every libc. The standard library does not return the
-    // result of close(2).
+    // SAFETY: the declaration matches the declaration in every libc. The standard library does not
+    // return the result of close(2).
     unsafe extern "C" {
         fn close(fd: i32) -> i32;
     }

@@ -127,7 +127,7 @@ int succeed_with_threads(bool progress_threads, bool threads) {
 const char *hint(struct opal_info_t *info, const char *key, char value[64]) {
     int is_set = 0;
     value[0] = 0;
-    /* An info object of MPI begins with that of the layer below. */
+    /* An info object of MPI begins with the info object of the layer below. */
     if (info && (MPI_Info)info != MPI_INFO_NULL)
         PMPI_Info_get((MPI_Info)info, key, 63, value, &is_set);
     return is_set ? value : "";

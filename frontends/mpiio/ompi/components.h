@@ -56,7 +56,7 @@ struct open_file {
     bool writes;
     /* The error of the last read or write. Open MPI 4.1 drops the result of an fbtl component. */
     struct failure transfer;
-    /* The first error of a write that the program has not been told; sync and close return it. */
+    /* The first error of a write that was not returned to the program; sync and close return it. */
     struct failure untold;
     /* The number of the file that has the shared file pointer, the same on all ranks, and that file
      * after this rank has used the pointer. */
@@ -70,17 +70,17 @@ struct open_file {
  * if it was not, and `is_reported` is set. */
 HIDDEN bool is_right_version(bool is_reported);
 
-/* Returns whether the file is one of ours. An invalid QUELL_VIEW makes all files ours, so that
- * opening them fails with the reason. */
+/* Returns whether these components serve the file. With an invalid QUELL_VIEW they serve all files,
+ * so that opening a file fails with the reason. */
 HIDDEN bool is_ours(const char *path);
 
-/* Sets the error to that of the last failed call of libquell, which returned `number`. */
+/* Sets the error to the error of the last failed call of libquell, which returned `number`. */
 HIDDEN void set_failure(struct failure *failure, int64_t number);
 
-/* Sets an error; `format` has one place for the subject. */
+/* Sets an error; `format` has one conversion specification, for the subject. */
 HIDDEN void fail(struct failure *failure, int number, const char *format, const char *subject);
 
-/* Makes the error of the lowest rank with one the error of all ranks. Collective. */
+/* Sets the error of all ranks to the error of the lowest rank that has an error. Collective. */
 HIDDEN void agree(struct failure *failure, MPI_Comm comm);
 
 /* Returns the error code of MPI for the error, with its message as error string, and MPI_SUCCESS if

@@ -7,7 +7,8 @@
 
 #include <errno.h>
 
-/* Returns the error of the lowest rank with one on all ranks. `code` is the result of this rank. */
+/* Returns, on all ranks, the error of the lowest rank that has an error. `code` is the result of
+ * this rank. */
 static int agreed(struct ompio_file_t *handle, int code) {
     struct open_file *open = handle->f_fs_ptr;
     struct failure failure = open->transfer;

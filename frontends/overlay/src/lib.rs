@@ -18,7 +18,7 @@ mod mounted_metadata;
 mod namespace;
 mod redirected;
 
-pub use copied_directories::{CopiedDirectories, UnattachedCopies};
+pub use copied_directories::{CopiedDirectories, NotCopied, UnattachedCopies};
 pub use descriptors::close_inherited_on_exec;
 pub use files::{FilePart, attach_files};
 pub use members::{end_other_members, other_members};

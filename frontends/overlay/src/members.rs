@@ -46,8 +46,8 @@ pub fn other_members(namespace: &Path, known: u32) -> Vec<i32> {
 }
 
 /// Returns whether `user` may read the namespaces of a process of `owner`, as stat(2) of /proc/PID
-/// returns it. Users other than root cannot read those of other users, and the processes in their
-/// views are their own: the user namespace of a view maps no other user.
+/// returns it. Users other than root cannot read the namespaces of other users, and the processes
+/// in their views are their own: the user namespace of a view maps no other user.
 fn may_inspect(user: u32, owner: u32) -> bool {
     user == 0 || user == owner
 }
@@ -62,7 +62,7 @@ fn members_among(pids: Vec<i32>, namespace: &Path, known: u32) -> Vec<i32> {
 }
 
 /// Returns whether two processes have a mount in common, and so are in the same mount namespace. A
-/// process without visible mounts shares none.
+/// process without visible mounts has none in common with others.
 fn shares_mount(pid: i32, known: u32) -> bool {
     let mounts = |pid: &dyn std::fmt::Display| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/mountinfo"));

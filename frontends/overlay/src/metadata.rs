@@ -478,9 +478,9 @@ impl Fill<'_> {
         self.set_times(at, name, a, path)
     }
 
-    /// Sets the attributes of the upper directory to those of the tree's root. The root of a view
-    /// with an upper directory has the attributes of the upper directory, which must not give
-    /// access to users to whom the original denies it.
+    /// Sets the attributes of the upper directory to the attributes of the tree's root. The root of
+    /// a view with an upper directory has the attributes of the upper directory, which must not
+    /// give access to users to whom the original denies it.
     fn finish_upper(&self, at: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
         let root = self.fs.attributes(&Context::OWN, self.fs.root())?;
         self.finish(at, name, &root, self.mode(&root), b"the upper directory")

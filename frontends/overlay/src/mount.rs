@@ -171,7 +171,7 @@ fn become_nobody() -> rustix::io::Result<()> {
 }
 
 /// The user and group that the kernel, NFS and distributions use for `nobody`.
-const NOBODY_ID: u32 = 65534;
+pub(crate) const NOBODY_ID: u32 = 65534;
 
 /// Adds overlayfs's messages from the log of the configuration to the error, because the error
 /// number alone is not specific.
@@ -187,8 +187,8 @@ fn explained(fs: &OwnedFd, errno: rustix::io::Errno) -> Error {
 }
 
 /// Attaches a detached mount over the directory `path`. No component of the path may be a symbolic
-/// link: another user who owns one of its directories could replace it with a link to any place.
-/// Needs Linux 5.6.
+/// link: another user who owns one of its directories could replace it with a link to any
+/// directory. Needs Linux 5.6.
 ///
 /// `original`: the identity that the directory must have, because another one may have been moved
 /// to this path.

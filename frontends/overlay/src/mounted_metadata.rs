@@ -42,7 +42,7 @@ pub struct FileNow {
     pub is_shown_file: bool,
 }
 
-/// How the view shows a changed file from now on.
+/// The way in which the view shows a changed file from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Update {
     /// As it was indexed, because data of it is in memory.
@@ -77,8 +77,8 @@ impl std::fmt::Debug for MountedMetadata {
 }
 
 impl MountedMetadata {
-    /// `fs` and `squash` are those that the layer was filled with; `layer` and `outside` are
-    /// those of the result, and `overlay` is the mount.
+    /// `fs` and `squash` are the arguments with which the layer was filled; `layer` and `outside`
+    /// are descriptors of the result, and `overlay` is the mount.
     pub fn new(
         fs: Arc<dyn FileSystem>,
         (layer, outside): (OwnedFd, OwnedFd),

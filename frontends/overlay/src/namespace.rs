@@ -19,7 +19,7 @@ pub enum Isolation {
     UserAndMount,
 }
 
-/// How long to wait for threads that have finished their work to exit.
+/// The time limit for the exit of threads that have finished their work.
 const THREADS_END_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Waits until the process has one thread, at most for the timeout. Joined threads may not have

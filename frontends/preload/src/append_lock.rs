@@ -19,8 +19,8 @@ const SCOPE: LockScope = LockScope::Bytes { first: APPEND_BYTE, last: APPEND_BYT
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 
-/// The time after which an append fails because another process, such as a stopped one, does not
-/// complete its own.
+/// An append fails after this time if another process, for example a stopped one, does not complete
+/// its append.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Takes the lock. Returns false if the store keeps no locks. Errors: ETIMEDOUT after `WAIT_MAX`;
@@ -49,7 +49,7 @@ fn take(file: &dyn WritableFile, owner: LockOwner, mode: LockMode) -> Outcome<bo
     }
 }
 
-/// Appends to the file, and returns the offset. A store that keeps no locks is not locked.
+/// Appends to the file, and returns the offset. Takes no lock if the store keeps no locks.
 pub fn append(file: &dyn WritableFile, owner: LockOwner, bytes: &[u8]) -> Outcome<u64> {
     if !take(file, owner, LockMode::Exclusive)? {
         return Ok(file.append(bytes)?);

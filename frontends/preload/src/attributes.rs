@@ -1,10 +1,10 @@
-//! Attributes as the structures of libc.
+//! Converts attributes to the structures of libc.
 
 use quell_vfs::{Attributes, Kind, Space, Time};
 
 use crate::view::VirtualDir;
 
-/// The unit of I/O that programs are told, in bytes. The log layer appends whole buffers.
+/// The block size that stat(2), statx(2) and statfs(2) report. The log layer appends whole buffers.
 const BLOCK_BYTES: u32 = 4096;
 
 /// Returns the type of a node for directory entries.

@@ -1,5 +1,5 @@
-//! A string of C in memory of the program's malloc, for code that runs outside of `guard::inside`:
-//! a signal handler that interrupts it may use the library's own allocator.
+//! A C string in memory from the program's malloc, for code that runs outside of `guard::inside`: a
+//! signal handler that interrupts this code may use the library's own allocator.
 
 use libc::c_char;
 
@@ -23,7 +23,7 @@ impl CBytes {
         let length = self.length + bytes.len();
         if length >= self.capacity {
             let capacity = (length + 1).next_power_of_two().max(256);
-            // SAFETY: the memory is that of this string, or NULL.
+            // SAFETY: `start` points to the memory of this string, or is NULL.
             let grown = unsafe { libc::realloc(self.start.cast(), capacity) };
             if grown.is_null() {
                 return Err(Errno(libc::ENOMEM));
@@ -39,7 +39,7 @@ impl CBytes {
         Ok(())
     }
 
-    /// Removes the bytes after `length`, which is at most the length.
+    /// Shortens the string to `length` bytes. `length` is at most the present length.
     pub fn truncate(&mut self, length: usize) {
         assert!(length <= self.length, "a string is not made longer");
         if !self.start.is_null() {
@@ -68,7 +68,7 @@ impl CBytes {
         self.at(0)
     }
 
-    /// Returns the string from a position, which is at most the length.
+    /// Returns the part of the string from a position, which is at most the length.
     pub fn at(&self, position: usize) -> *const c_char {
         assert!(position <= self.length, "a position in the string");
         match self.start.is_null() {
@@ -81,7 +81,7 @@ impl CBytes {
 
 impl Drop for CBytes {
     fn drop(&mut self) {
-        // SAFETY: the memory is that of this string, or NULL.
+        // SAFETY: `start` points to the memory of this string, or is NULL.
         unsafe { libc::free(self.start.cast()) };
     }
 }

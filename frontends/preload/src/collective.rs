@@ -36,7 +36,7 @@ pub struct Job {
 }
 
 /// A file that this rank keeps open with the index that all ranks have read.
-pub struct Held {
+pub struct CollectiveFile {
     file: Box<dyn WritableFile>,
     generation: u32,
     /// Dropped after the file.
@@ -60,7 +60,7 @@ struct LogEntry {
 pub unsafe extern "C" fn quell_collective_open(
     path: *const c_char,
     job: *const Job,
-    held: *mut *mut Held,
+    held: *mut *mut CollectiveFile,
 ) -> c_int {
     // SAFETY: the caller's promise.
     let job = unsafe {
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn quell_collective_open(
         let LogEntry { log, found } = entry?;
         let mode = OpenMode { read: true, write: false, truncate: false };
         let file = log.open_with_shares(&view::context(), found.node(), mode, shares)?;
-        Ok(Box::into_raw(Box::new(Held { file, generation: view::generation(), found })))
+        Ok(Box::into_raw(Box::new(CollectiveFile { file, generation: view::generation(), found })))
     });
     match opened {
         Ok(opened) => {
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn quell_collective_open(
 /// `held` is NULL or a result of `quell_collective_open` that is not used afterwards.
 // SAFETY: no other symbol has this name; the section above states the requirements.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn quell_collective_release(held: *mut Held) {
+pub unsafe extern "C" fn quell_collective_release(held: *mut CollectiveFile) {
     if held.is_null() {
         return;
     }
@@ -124,8 +124,8 @@ pub unsafe extern "C" fn quell_collective_release(held: *mut Held) {
         }
         // SAFETY: the caller's promise.
         let held = unsafe { Box::from_raw(held) };
-        let Held { file, found, .. } = *held;
-        // It was open only for reading, so that there is no error of a write.
+        let CollectiveFile { file, found, .. } = *held;
+        // The file was open only for reading, so its close reports no failed write.
         let closed = file.close();
         drop(found);
         Ok(closed?)
@@ -185,8 +185,8 @@ unsafe fn log_entry(path: *const c_char) -> Outcome<LogEntry> {
     }
 }
 
-/// Reads the share of this rank. The shares are spread over the ranks, and so over the nodes; a
-/// rank without one has no bytes.
+/// Reads the share of this rank. The shares are spread over the ranks, and so over the nodes; the
+/// result is empty for a rank that has no share.
 fn read_share(entry: &LogEntry, job: &Job, logs: usize) -> Outcome<Vec<u8>> {
     let (rank, ranks) = (job.rank as usize, job.ranks as usize);
     let shares = logs.min(ranks);

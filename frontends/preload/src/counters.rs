@@ -58,7 +58,7 @@ fn map(path: &Path, directories: usize) -> Option<&'static [AtomicU64]> {
     }
 }
 
-/// Adds to a counter of a directory. `position`: that of the directory in the view.
+/// Adds to a counter of a directory. `position` is the position of the directory in the view.
 pub fn add(position: usize, counter: Counter, amount: u64) {
     if let Some(Some(counters)) = COUNTERS.get()
         && let Some(cell) = counters.get(position * PROCESS_COUNTERS.len() + counter as usize)

@@ -13,13 +13,13 @@ static CWD: RwLock<Option<Cwd>> = RwLock::new(None);
 /// The working directory of the process.
 #[derive(Clone)]
 enum Cwd {
-    /// Its absolute path.
+    /// The absolute path of the working directory.
     Native(Vec<u8>),
     /// The path below a virtual directory, without a slash at its beginning.
     Virtual(&'static VirtualDir, Vec<u8>),
 }
 
-/// Returns the position of a path that is relative to the working directory.
+/// Locates a path that is relative to the working directory.
 pub fn locate_in_cwd<'p>(path: &'p [u8]) -> Located<'p> {
     if let Some(cwd) = &*read_lock(&CWD) {
         return locate_below(cwd, path);
@@ -58,7 +58,7 @@ pub fn enter_native() {
     *write_lock(&CWD) = None;
 }
 
-/// Makes a directory of a virtual directory the working directory.
+/// Makes the directory `path` of a virtual directory the working directory.
 pub fn enter_virtual(dir: &'static VirtualDir, path: Vec<u8>) {
     set_cwd(Cwd::Virtual(dir, path));
 }

@@ -33,8 +33,8 @@ static KINDS: [AtomicU8; NUMBERS_MAX] = [const { AtomicU8::new(NOT_VIRTUAL) }; N
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// The process in which the values `PRIVATE` hold. A child that was created without the handlers of
-/// fork(2) has copies of them.
+/// The process for which the values `PRIVATE` are true. A child that was created without the
+/// handlers of fork(2) has copies of the values, which are false there.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// The number of calls of `share_all`.
@@ -42,7 +42,7 @@ static SHARINGS: AtomicU64 = AtomicU64::new(0);
 
 static TABLE: RwLock<BTreeMap<c_int, Arc<Description>>> = RwLock::new(BTreeMap::new());
 
-/// An open file description, as several descriptors may share.
+/// An open file description, which several descriptors may share.
 pub enum Description {
     /// A regular file.
     File(OpenFile),
@@ -139,7 +139,8 @@ pub fn is_possible(fd: c_int) -> bool {
     usize::try_from(fd).is_ok_and(|number| number < NUMBERS_MAX)
 }
 
-/// Makes `to`, which is open, a descriptor of an open file. Its placeholder may be shared.
+/// Makes the open descriptor `to` a virtual descriptor of an open file. Its placeholder may be
+/// shared. Returns the open file to which `to` referred before.
 pub fn assign(to: c_int, description: Arc<Description>) -> Option<Arc<Description>> {
     if to as usize >= NUMBERS_MAX {
         return None;
@@ -190,8 +191,9 @@ pub fn share_all() {
     }
 }
 
-/// Returns the number of times that the placeholders may have been passed to other processes. If it
-/// is the same later, a placeholder that was in no table meanwhile was not passed either.
+/// Returns the number of calls of [`share_all`]. If two calls of `sharings` return the same number,
+/// no placeholder was passed to another process between them, not even a placeholder that was not
+/// in the table at that time.
 pub fn sharings() -> u64 {
     SHARINGS.load(Ordering::SeqCst)
 }
@@ -233,7 +235,8 @@ pub fn in_range(first: c_int, last: c_int) -> Vec<c_int> {
     read_lock(&TABLE).range(first..=last).map(|(fd, _)| *fd).collect()
 }
 
-/// Returns a table of the same files for another process, which opens them again at first use.
+/// Returns a table of the same files for another process, which opens the files again at their
+/// first use.
 pub fn reopened(table: &Table) -> Table {
     let mut renewed: BTreeMap<*const Description, Arc<Description>> = BTreeMap::new();
     let entries = table.iter().map(|(fd, description)| {

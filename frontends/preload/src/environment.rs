@@ -28,7 +28,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Returns `environment` with the variables that it lacks.
+    /// Returns `environment` with the remembered variables that it lacks.
     ///
     /// # Safety
     ///
@@ -82,12 +82,12 @@ impl Environment {
     }
 }
 
-/// Returns the libraries in a value of LD_PRELOAD.
+/// Returns the names of the libraries in a value of LD_PRELOAD.
 fn libraries(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|byte| matches!(byte, b':' | b' ')).filter(|library| !library.is_empty())
 }
 
-/// Returns this library in the value with which it was loaded.
+/// Returns the name of this library in the value of LD_PRELOAD with which it was loaded.
 fn own_library(value: &[u8]) -> Option<&[u8]> {
     libraries(value).find(|library| library.ends_with(b"libquell_preload.so")).or(libraries(value).next())
 }

@@ -15,7 +15,7 @@ thread_local! {
     static BLOCKED: Cell<Option<sigset_t>> = const { Cell::new(None) };
 }
 
-// SAFETY: the signature is that of the function of libc.
+// SAFETY: the signature matches the function of libc.
 unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }
@@ -35,7 +35,7 @@ pub fn blocked_by_program() -> Option<sigset_t> {
 
 /// Runs `work` with signals blocked and cancellation disabled: a signal handler that uses a virtual
 /// file would wait for a lock that its own thread holds. `errno` is unchanged afterwards. A panic
-/// is EIO.
+/// is returned as EIO.
 pub fn inside<T>(work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     let number = errno::get();
     let entered = Entered::new();
@@ -66,7 +66,8 @@ impl Entered {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
             pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut state);
-            // Not earlier: a signal handler would take its calls for those of the library.
+            // Set after signals are blocked: otherwise the wrappers would pass on the calls of a
+            // signal handler as calls of the library itself.
             DEPTH.set(1);
             BLOCKED.set(Some(old.assume_init()));
             selector::pause();
@@ -109,7 +110,7 @@ impl CancellationDisabled {
 impl Drop for CancellationDisabled {
     fn drop(&mut self) {
         let mut old = 0;
-        // SAFETY: the pointer is valid, and the state is the one from before.
+        // SAFETY: the pointer is valid, and the state is the state before `new`.
         unsafe { pthread_setcancelstate(self.0, &mut old) };
     }
 }

@@ -8,7 +8,7 @@
 //! - `paths` compares paths with the virtual directories, as pure functions; `resolve` walks a
 //!   virtual path in its file system.
 //! - `descriptors` maps the numbers of descriptors to open files. Each open file has a real
-//!   descriptor of the kernel, its `placeholder`. This keeps the position, which processes share,
+//!   descriptor of the kernel, its `placeholder`. It keeps the position, which processes share,
 //!   and the description with which a process that inherits the descriptor opens the file again.
 //! - `dispatch` serves system calls that do not pass through libc.
 //! - `process` initializes the library, and handles fork, exec and exit.

@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard};
 use quell_threads::lock;
 use quell_vfs::Time;
 
-/// The identity of a library in this process: the number of forks that led to it, the path, the
-/// size and the modification time.
+/// Identifies a library in this process: the generation of the process, and the path, the size and
+/// the modification time of the library.
 pub type Identity = (u32, Vec<u8>, u64, Time);
 
 /// The names of the copies of loaded libraries. A copy stays open, so that a library that is loaded

@@ -7,7 +7,7 @@ use libc::c_int;
 use crate::paths::{self, Relation};
 use crate::view::{VirtualDir, dirs, joined};
 
-/// The position of a path.
+/// Whether a path leads into a virtual directory, and the rest of the path below the directory.
 pub enum Located<'p> {
     /// Outside of all virtual directories.
     Native,
@@ -15,7 +15,7 @@ pub enum Located<'p> {
     Virtual(&'static VirtualDir, Cow<'p, [u8]>),
 }
 
-/// Returns the position of an absolute path.
+/// Locates an absolute path.
 pub fn locate_absolute<'p>(path: &'p [u8]) -> Located<'p> {
     for (dir, name) in dirs().iter().flat_map(|dir| dir.paths.iter().map(move |name| (dir, name))) {
         match paths::compare(path, &name[1..]) {
@@ -27,8 +27,8 @@ pub fn locate_absolute<'p>(path: &'p [u8]) -> Located<'p> {
     Located::Native
 }
 
-/// Returns the position of an absolute path with `..`: the kernel resolves the part up to the last
-/// one, because symbolic links decide where it leads.
+/// Locates an absolute path that contains `..`. The kernel resolves the part up to the last `..`,
+/// because this part may contain symbolic links.
 fn locate_with_parents(path: &[u8]) -> Located<'static> {
     let Some((above, rest)) = paths::split_after_parent(path) else { return Located::Native };
     match open_path(above).and_then(|fd| native_path(fd.number())) {
@@ -37,7 +37,7 @@ fn locate_with_parents(path: &[u8]) -> Located<'static> {
     }
 }
 
-/// Returns the position with a path of its own.
+/// Copies the rest of the path, so that the result does not borrow from the argument.
 pub fn owned(located: Located<'_>) -> Located<'static> {
     match located {
         Located::Native => Located::Native,
@@ -45,7 +45,7 @@ pub fn owned(located: Located<'_>) -> Located<'static> {
     }
 }
 
-/// A descriptor that is open during a function.
+/// A descriptor that is closed when the value is dropped.
 struct PathFd(rustix::fd::OwnedFd);
 
 impl PathFd {

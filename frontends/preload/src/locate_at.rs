@@ -8,7 +8,7 @@ use crate::locate::{Located, locate_absolute, native_path, owned};
 use crate::paths;
 use crate::view::{VirtualDir, dirs, joined};
 
-/// Returns the position of `path`, which is relative to the directory `dirfd` as for openat(2).
+/// Locates `path`, which is relative to the directory `dirfd` as for openat(2).
 pub fn locate(dirfd: c_int, path: &[u8]) -> Located<'_> {
     let dirs = dirs();
     if dirs.is_empty() || path.is_empty() {

@@ -1,5 +1,5 @@
-//! The next definitions of the wrapped functions: those that the program would call without this
-//! library.
+//! The next definitions of the wrapped functions: the functions that the program would call without
+//! this library.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -67,7 +67,8 @@ pub fn find_all() {
         std::slice::from_raw_parts(first, end.offset_from_unsigned(first))
     };
     for next in all {
-        // A definition that this libc does not have is not called.
+        // The pointer stays NULL if this libc does not define the function: then no program calls
+        // it.
         // SAFETY: as in `address`.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, next.name.as_ptr()) };
         next.address.store(found, Ordering::Relaxed);
@@ -90,8 +91,8 @@ macro_rules! next {
 // SAFETY: a call requires the arguments of the system call.
 pub type SystemCall = unsafe extern "C" fn(libc::c_long, ...) -> libc::c_long;
 
-/// Returns libc's own syscall(2): that of this library does not let a program close the library's
-/// own descriptors.
+/// Returns libc's own syscall(2). The wrapper of this library does not let a program close the
+/// library's own descriptors.
 pub fn system_call() -> SystemCall {
     next!(NEXT, c"syscall");
     NEXT.function()
@@ -102,8 +103,8 @@ macro_rules! wrap {
     ($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty,
      |$next:ident| $body:block) => {
         $(#[$attribute])*
-        // SAFETY: the name and the signature are those of the function of libc that this one
-        // replaces, and so are the requirements on the arguments.
+        // SAFETY: the function has the name, the signature and the requirements of the function of
+        // libc that it replaces.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
             $crate::next::next!(

@@ -17,7 +17,7 @@ use crate::placeholder::{self, Part};
 use crate::resolve::{LastLink, Resolved, resolve};
 use crate::view::{self, VirtualDir};
 
-/// The flags that later opens of the same file, in another process, have as well.
+/// The flags of open(2) with which another process opens the same file later.
 const KEPT_FLAGS: c_int = libc::O_ACCMODE
     | libc::O_APPEND
     | libc::O_SYNC
@@ -63,7 +63,7 @@ struct Opened {
     file: Arc<dyn WritableFile>,
 }
 
-/// Returns the mode of the contract for flags of open(2).
+/// Returns the [`OpenMode`] for flags of open(2).
 pub fn open_mode(flags: c_int) -> OpenMode {
     let access = flags & libc::O_ACCMODE;
     let truncate = flags & libc::O_TRUNC != 0;
@@ -134,7 +134,7 @@ impl OpenFile {
         self.flags() & libc::O_PATH != 0
     }
 
-    /// Returns the file. A process that inherited the descriptor opens it by its path.
+    /// Returns the file. A process that inherited the descriptor opens the file by its path.
     pub fn file(&self) -> Outcome<(NodeId, Arc<dyn WritableFile>)> {
         if self.is_path_only() {
             return Err(Errno(libc::EBADF));
@@ -164,7 +164,7 @@ impl OpenFile {
         Ok((node, file))
     }
 
-    /// Returns the file if this process has opened it and it is this node.
+    /// Returns the file if this process has opened it and its node is `node`.
     pub fn opened_as(&self, node: NodeId) -> Option<Arc<dyn WritableFile>> {
         let opened = lock(&self.opened);
         let known = opened.as_ref().filter(|known| known.generation == view::generation())?;
@@ -270,7 +270,7 @@ impl OpenFile {
             _ => file.write_pieces(&pieces)?,
         }
         self.count_write(end - offset);
-        self.sync_if_asked(&*file)?;
+        self.sync_if_requested(&*file)?;
         Ok((end - offset) as usize)
     }
 
@@ -278,7 +278,7 @@ impl OpenFile {
     pub fn write(&self, fd: BorrowedFd<'_>, buffers: &[&[u8]]) -> Outcome<usize> {
         let _position = lock(&self.position);
         if self.flags() & libc::O_APPEND != 0 {
-            // Data that was written before without the library comes first.
+            // Data that was written without the library was written earlier, so it is stored first.
             self.collect(fd, Part::WholePages)?;
             let (start, written) = self.append(buffers)?;
             placeholder::set_position(fd, start + written as u64)?;
@@ -297,7 +297,7 @@ impl OpenFile {
     fn append(&self, buffers: &[&[u8]]) -> Outcome<(u64, usize)> {
         let file = self.writer()?;
         drop_set_id(&*file)?;
-        // One call, so that nothing is between the buffers.
+        // One call, so that no other process writes between the buffers.
         let joined;
         let bytes = match buffers {
             [bytes] => *bytes,
@@ -308,12 +308,12 @@ impl OpenFile {
         };
         let _appending = lock(&self.appending);
         let start = match self.dir.has_remote_names() {
-            // The process that has the names appends.
+            // The process that serves the names performs the append.
             true => file.append(bytes)?,
             false => append_lock::append(&*file, self.lock_owner(), bytes)?,
         };
         self.count_write(bytes.len() as u64);
-        self.sync_if_asked(&*file)?;
+        self.sync_if_requested(&*file)?;
         Ok((start, bytes.len()))
     }
 
@@ -322,7 +322,7 @@ impl OpenFile {
         self.dir.count(Counter::WrittenBytes, bytes);
     }
 
-    fn sync_if_asked(&self, file: &dyn WritableFile) -> Outcome<()> {
+    fn sync_if_requested(&self, file: &dyn WritableFile) -> Outcome<()> {
         if self.flags() & libc::O_DSYNC != 0 {
             file.sync()?;
         } else if view::is_ending() {
@@ -390,7 +390,8 @@ impl OpenFile {
         Ok(self.file()?.1.sync()?)
     }
 
-    /// Makes the data visible to others: each close of a descriptor, an exec and a fork do this.
+    /// Makes the data visible to other processes. Called at each close of a descriptor, at an exec
+    /// and at a fork.
     pub fn publish(&self, fd: BorrowedFd<'_>, part: Part) -> Outcome<()> {
         let collected = self.collect(fd, part);
         let published = self.own_file().map_or(Ok(()), |file| file.publish().map_err(Errno::from));
@@ -399,7 +400,7 @@ impl OpenFile {
 
     /// Writes the data that reached the placeholder without this library.
     fn collect(&self, fd: BorrowedFd<'_>, part: Part) -> Outcome<()> {
-        if !placeholder::has_collected(fd) {
+        if !placeholder::has_uncollected_data(fd) {
             return Ok(());
         }
         let appends = self.flags() & libc::O_APPEND != 0;
@@ -407,7 +408,7 @@ impl OpenFile {
         let mut end = None;
         let zeros = placeholder::collected(fd, part, &mut |bytes, offset| {
             if appends {
-                // Zeros between the data were written, too.
+                // The zeros between two runs of data were written, too.
                 let gap = offset - end.unwrap_or(offset);
                 self.append(&[&vec![0; gap as usize], bytes])?;
                 end = Some(offset + bytes.len() as u64);

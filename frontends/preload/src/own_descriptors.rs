@@ -1,5 +1,5 @@
-//! The descriptors that the library has open for itself, such as those of the stores. They have
-//! numbers above those that programs use. A program can neither close nor replace them.
+//! The descriptors that the library has open for itself, such as the descriptors of the stores.
+//! They have numbers above those that programs use. A program can neither close nor replace them.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -14,14 +14,15 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// The number of descriptors that the library may have open for itself.
 const OWN_DESCRIPTORS: u64 = 4096;
 
-/// The largest limit of descriptors that is raised, so that the library's own have numbers above
-/// it.
+/// A limit on descriptors below this value is raised, so that the library's own descriptors have
+/// numbers above the program's limit.
 const SMALL_LIMIT: u64 = 2 * OWN_DESCRIPTORS;
 
-/// The limit that is assumed where there is none.
+/// The limit on descriptors that is assumed if the process has none.
 const DEFAULT_LIMIT: u64 = 1 << 16;
 
-/// The lowest number of a descriptor that the library has open for itself; 0: it has none.
+/// The lowest number of a descriptor that the library has open for itself; 0 if it has not chosen
+/// one yet.
 static MINIMUM: AtomicI32 = AtomicI32::new(0);
 
 /// The library's own descriptors.
@@ -33,13 +34,13 @@ pub fn contains(fd: c_int) -> bool {
     can_contain(fd) && lock(&OWN).contains(&fd)
 }
 
-/// Returns whether the library's own descriptors can have numbers up to this one.
+/// Returns whether a descriptor with this number can be the library's own.
 pub fn can_contain(fd: c_int) -> bool {
     let minimum = MINIMUM.load(Ordering::Relaxed);
     minimum > 0 && fd >= minimum
 }
 
-/// Returns the ranges of numbers from `first` to `last` without the library's own.
+/// Returns the ranges of numbers from `first` to `last` without the library's own descriptors.
 pub fn others_in_range(first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
     let mut ranges = Vec::new();
     let mut next = Some(first);
@@ -75,8 +76,8 @@ pub fn duplicate(fd: impl AsFd) -> rustix::io::Result<OwnedFd> {
     Ok(duplicate)
 }
 
-/// Moves the descriptor to a number of the library's own. If none is free, the number does not
-/// change.
+/// Moves the descriptor to a number in the range of the library's own descriptors. If no number
+/// there is free, the number does not change.
 pub fn moved(fd: OwnedFd) -> OwnedFd {
     match fd.as_raw_fd() >= raise_limit() {
         true => {
@@ -88,7 +89,8 @@ pub fn moved(fd: OwnedFd) -> OwnedFd {
 }
 
 /// Chooses lower numbers for the library's own descriptors, because the program has reduced its
-/// limit since [`raise_limit`], and returns the lowest one: at the end of the limit.
+/// limit since [`raise_limit`]. Returns the lowest of these numbers, which are at the end of the
+/// limit.
 fn reduce_numbers() -> c_int {
     let soft = getrlimit(Resource::Nofile).current.unwrap_or(DEFAULT_LIMIT);
     let minimum = c_int::try_from(end_of(soft)).unwrap_or(c_int::MAX).max(1);
@@ -100,9 +102,9 @@ pub fn lock_for_fork() -> MutexGuard<'static, BTreeSet<c_int>> {
     lock(&OWN)
 }
 
-/// Chooses the numbers of the library's own descriptors, and returns the lowest one: above the
-/// limit of the program, which is raised for them, or at the end of the limit if it cannot be
-/// raised.
+/// Chooses the numbers of the library's own descriptors, and returns the lowest of them. The limit
+/// of the program is raised, and the numbers are above the old limit. If the limit is large or
+/// cannot be raised, the numbers are at its end.
 pub fn raise_limit() -> c_int {
     let known = MINIMUM.load(Ordering::Relaxed);
     if known > 0 {
@@ -126,7 +128,8 @@ pub fn raise_limit() -> c_int {
     minimum
 }
 
-/// Returns the lowest number at the end of a limit that leaves at least a half to the program.
+/// Returns the lowest number of the library's own descriptors if they are at the end of `limit`.
+/// They use at most half of the limit.
 fn end_of(limit: u64) -> u64 {
     limit - (limit / 2).min(OWN_DESCRIPTORS)
 }

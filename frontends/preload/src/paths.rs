@@ -7,12 +7,14 @@
 pub enum Relation<'p, 'd> {
     /// The path is outside of the directory.
     Outside,
-    /// The path is in the directory; the rest begins below it. Empty for the directory itself.
+    /// The path is in the directory. The value is the rest of the path below the directory, and
+    /// empty for the directory itself.
     Inside(&'p [u8]),
-    /// The path is an ancestor of the directory; the rest of the directory's path begins below it.
+    /// The path is an ancestor of the directory. The value is the rest of the directory's path
+    /// below the ancestor.
     Ancestor(&'d [u8]),
-    /// The path has `..` before it reaches the directory. It depends on the symbolic links before
-    /// it.
+    /// The path has `..` before it reaches the directory, so the relation depends on the symbolic
+    /// links before the `..`.
     Unknown,
 }
 

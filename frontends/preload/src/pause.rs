@@ -18,8 +18,9 @@ pub enum Waited {
     Interrupted,
 }
 
-/// Growing pauses. Signals are blocked while the value exists, except in the moment in which
-/// arrived ones are delivered: otherwise one that arrives between two pauses would not be noticed.
+/// Pauses of growing length. Signals are blocked while the value exists, except at the end of a
+/// pause, when pending signals are delivered: otherwise a signal that arrives between two pauses
+/// would not be noticed.
 pub struct Pauses {
     original: sigset_t,
     arrivals: Option<OwnedFd>,
@@ -50,7 +51,7 @@ impl Pauses {
         Pauses { original, arrivals, next_ms: FIRST_MS }
     }
 
-    /// Waits for a while, or until a signal arrives, which is then handled.
+    /// Waits for a while, or until a signal arrives, and then handles the signal.
     pub fn pause(&mut self) -> Waited {
         let number = self.arrivals.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut waiting = libc::pollfd { fd: number, events: libc::POLLIN, revents: 0 };

@@ -8,12 +8,12 @@
 //! ```text
 //! quell-file:FLAGS:PATH
 //!
-//! FLAGS   hexadecimal, those of open(2), without O_CREAT, O_EXCL, O_TRUNC, O_CLOEXEC
+//! FLAGS   flags of open(2) in hexadecimal, without O_CREAT, O_EXCL, O_TRUNC, O_CLOEXEC
 //! PATH    absolute
 //! ```
 //!
 //! The name of a memfd cannot change and has at most 249 bytes. After a rename of the file, and for
-//! a longer path, a header in the memfd, far beyond any file's data, takes the place of the name:
+//! a longer path, a header in the memfd, far beyond any file's data, replaces the name:
 //!
 //! ```text
 //! HEADER_OFFSET +0   magic   8 bytes   "QUELLFD1"
@@ -23,15 +23,16 @@
 //! ```
 //!
 //! The first header doubles the time that creating and closing a placeholder takes, because the
-//! kernel allocates memory for it. `spare_placeholders` uses placeholders with a header again.
+//! kernel allocates memory for it. Therefore `spare_placeholders` reuses placeholders that have a
+//! header.
 //!
-//! Numbers are little endian. Both are written and read by processes of one user: a memfd of
-//! another user is not accepted, because it would make this process use its own permissions for a
-//! path that the other user chose.
+//! Numbers are little endian. Names and headers are written and read by processes of one user: a
+//! memfd of another user is not accepted, because it would make this process use its own
+//! permissions for a path that the other user chose.
 //!
-//! A read that does not pass through this library fails with EBADF. A write that does not, such as
-//! that of a statically linked program, or of a stream of libc for standard output, adds its data
-//! to the memfd; `collected` finds it, and the open file writes it to the virtual file.
+//! A read that does not pass through this library fails with EBADF. A write that does not, for
+//! example a write of a statically linked program or of libc's stream for standard output, adds its
+//! data to the memfd; `collected` finds it, and the open file writes it to the virtual file.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -52,16 +53,16 @@ const MAGIC: &[u8; 8] = b"QUELLFD1";
 const FIXED_BYTES: usize = 16;
 /// The number of bytes that are collected at a time.
 const COLLECTED_BYTES: usize = 1 << 20;
-/// The number of successive zeros that are not taken for written data.
+/// A run of at least this number of zeros is not treated as written data.
 const ZERO_RUN_BYTES: usize = 16;
 /// The time that a process waits for another one that collects the data of the same placeholder.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
 const LOCK_PAUSE: Duration = Duration::from_millis(1);
-/// The name of a placeholder begins with it.
+/// The beginning of the name of a placeholder.
 const NAME_START: &[u8] = b"quell-file:";
 /// The largest name of a memfd, in bytes.
 const NAME_BYTES_MAX: usize = 249;
-/// The target of the link of a memfd in /proc/PID/fd is its name between these.
+/// In /proc/PID/fd, the target of a memfd's link is its name between these strings.
 const LINK_START: &[u8] = b"/memfd:";
 const LINK_END: &[u8] = b" (deleted)";
 
@@ -118,7 +119,7 @@ pub fn create(header: &Header, close_on_exec: bool) -> Outcome<OwnedFd> {
     let memfd = match header.name() {
         Some(name) => {
             let memfd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?;
-            // Data is collected in whole pages, also the last ones.
+            // With this size, the last page of data is collected as a whole, like all others.
             rustix::fs::ftruncate(&memfd, HEADER_OFFSET)?;
             memfd
         }
@@ -130,14 +131,15 @@ pub fn create(header: &Header, close_on_exec: bool) -> Outcome<OwnedFd> {
     };
     let again =
         rustix::fs::open(proc_path(memfd.as_raw_fd()), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-    // The description that is open for writing only takes the lower number.
+    // `dup3` replaces the description for reading and writing, which has the lower number, by the
+    // one for writing only.
     let mut lower = memfd;
     let flags = if close_on_exec { rustix::io::DupFlags::CLOEXEC } else { rustix::io::DupFlags::empty() };
     rustix::io::dup3(&again, &mut lower, flags)?;
     Ok(lower)
 }
 
-/// Writes the description into a placeholder, in place of its name or of an earlier description.
+/// Writes the description into a placeholder. It replaces the name or an earlier description.
 pub fn write_header(memfd: BorrowedFd<'_>, header: &Header) -> Outcome<()> {
     let bytes = header.encode();
     match rustix::io::pwrite(memfd, &bytes, HEADER_OFFSET)? {
@@ -148,7 +150,7 @@ pub fn write_header(memfd: BorrowedFd<'_>, header: &Header) -> Outcome<()> {
 
 /// Replaces the description, after a rename.
 pub fn set_header(fd: BorrowedFd<'_>, header: &Header) -> Outcome<()> {
-    // A header, once written, takes the place of the name.
+    // A header, once written, replaces the name.
     if !has_pages(fd)
         && name_of(fd.as_raw_fd()).and_then(|name| Header::from_name(&name)).as_ref() == Some(header)
     {
@@ -210,8 +212,8 @@ pub fn give_back(fd: BorrowedFd<'_>, bytes: usize) -> Outcome<()> {
 }
 
 /// Excludes other processes that collect data of the same placeholder, until the returned
-/// description is closed. A lock of flock(2) would not do: the program that writes the data may
-/// hold one itself, on a description that it shares with this process. Errors: ETIMEDOUT.
+/// description is closed. A lock of flock(2) is not used: the program that writes the data may hold
+/// such a lock on a description that it shares with this process. Errors: ETIMEDOUT.
 fn lock_for_collecting(memfd: &OwnedFd) -> Outcome<()> {
     let begun = Instant::now();
     loop {
@@ -237,10 +239,10 @@ fn lock_for_collecting(memfd: &OwnedFd) -> Outcome<()> {
     }
 }
 
-/// Removes data from the placeholder. Returns its length, and the position up to which writers had
-/// written then. A process that writes at the same time, one write after the other, loses nothing:
-/// only the bytes that were read are overwritten with zeros, and the pages are removed when the
-/// position is behind them, or has not changed.
+/// Removes data from the placeholder. Returns the length of the data, and the position up to which
+/// other processes had written at that time. A process that writes at the same time, one write
+/// after the other, loses no data: only the bytes that were read are overwritten with zeros, and
+/// the pages are removed when the position is behind them, or has not changed.
 fn take(fd: BorrowedFd<'_>, memfd: &OwnedFd, buffer: &mut [u8], start: u64) -> Outcome<(usize, u64)> {
     let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     let before = position(fd)?;
@@ -299,8 +301,8 @@ pub fn collected(
     };
     loop {
         let data = match rustix::fs::seek(&memfd, SeekFrom::Data(start)) {
-            // A writer may have continued before `start`. What it wrote is collected the next time,
-            // so that data which is appended keeps its order.
+            // Another process may have written before `start` meanwhile. That data is collected the
+            // next time, so that appended data keeps its order.
             Ok(data)
                 if data < limit && (start == 0 || limit <= written_to || position(fd)? == written_to) =>
             {
@@ -313,7 +315,7 @@ pub fn collected(
             }
             Err(error) => return Err(error.into()),
         };
-        // Zeros before this page are not at the end.
+        // Zeros before this page are followed by data.
         last_data = last_data.max(if data > start { data } else { 0 });
         let hole = rustix::fs::seek(&memfd, SeekFrom::Hole(data))?.min(limit);
         let length_max = ((hole - data) as usize).min(buffer.len());
@@ -350,7 +352,7 @@ fn has_pages(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Returns whether data was written to the placeholder without this library.
-pub fn has_collected(fd: BorrowedFd<'_>) -> bool {
+pub fn has_uncollected_data(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fstat(fd).is_ok_and(|found| has_more_than_header(&found)) && has_data(fd)
 }
 
@@ -381,7 +383,7 @@ fn has_data(fd: BorrowedFd<'_>) -> bool {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::open(proc_path(fd.as_raw_fd()), flags, Mode::empty()) {
         Ok(again) => !is_empty(again.as_fd()),
-        // Collecting reports the error.
+        // The error is reported when the data is collected.
         Err(_) => true,
     }
 }
@@ -455,13 +457,13 @@ mod tests {
             let fd = create(&header, true).unwrap();
             assert_eq!(read(fd.as_raw_fd()), Some(header.clone()));
             set_header(borrow(fd.as_raw_fd()), &header).unwrap();
-            assert!(!has_collected(borrow(fd.as_raw_fd())));
+            assert!(!has_uncollected_data(borrow(fd.as_raw_fd())));
             let renamed = Header { path: b"/scratch/b".to_vec(), ..header };
             set_header(borrow(fd.as_raw_fd()), &renamed).unwrap();
             assert_eq!(read(fd.as_raw_fd()), Some(renamed.clone()));
-            assert!(!has_collected(borrow(fd.as_raw_fd())));
+            assert!(!has_uncollected_data(borrow(fd.as_raw_fd())));
             rustix::io::write(&fd, b"data").unwrap();
-            assert!(has_collected(borrow(fd.as_raw_fd())));
+            assert!(has_uncollected_data(borrow(fd.as_raw_fd())));
             assert_eq!(position(borrow(fd.as_raw_fd())).unwrap(), 4);
             assert_eq!(read(fd.as_raw_fd()), Some(renamed));
         }

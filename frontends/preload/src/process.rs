@@ -1,4 +1,4 @@
-//! The life of the process: start, fork, exec and end.
+//! Initializes the library, and handles fork, exec and the end of the process.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -30,18 +30,18 @@ use crate::streams;
 use crate::view;
 use crate::wrappers::{file_actions, locks};
 
-/// The flag in the header of a descriptor that hands the working directory over to a program that
-/// is executed. No program can open a file with it.
+/// The flag in the header of a descriptor that passes the working directory to a program that is
+/// executed. No program can open a file with this flag.
 const CWD_FLAG: c_int = 1 << 30;
 
-/// The descriptor that hands a virtual working directory over.
+/// The descriptor that passes a virtual working directory to executed programs.
 static CWD_DESCRIPTOR: Mutex<Option<c_int>> = Mutex::new(None);
 
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
 
-// SAFETY: the signatures are those of the functions of libc, and the linker defines the handle.
+// SAFETY: the signatures match the functions of libc, and the linker defines the handle.
 unsafe extern "C" {
     fn __register_atfork(
         prepare: Option<extern "C" fn()>,
@@ -55,7 +55,7 @@ unsafe extern "C" {
     fn _IO_list_unlock();
 }
 
-/// Initializes the library. A process without the variable has nothing to do.
+/// Initializes the library. Does nothing in a process without the variable QUELL_VIEW.
 pub fn start() {
     if std::env::var_os(quell_mount_spec::VIEW_VARIABLE).is_none() {
         return;
@@ -69,7 +69,7 @@ pub fn start() {
         // their lock is then taken last and released first.
         unsafe { dlmalloc::enable_alloc_after_fork() };
         // SAFETY: the functions are valid for the life of the process, because the library is never
-        // unloaded, and the handle is that of this library.
+        // unloaded, and the handle belongs to this library.
         unsafe {
             __register_atfork(
                 Some(before_fork),
@@ -171,7 +171,8 @@ pub fn hand_over_cwd() -> Outcome<()> {
     if let Some((dir, path)) = cwd::virtual_cwd().filter(|(dir, _)| !dir.is_tree()) {
         let header = Header { flags: CWD_FLAG, path: view::absolute(dir, &path) };
         let fd = placeholder::create(&header, true)?;
-        // Above the numbers that programs use, and inherited.
+        // The number is above those that programs use, and executed programs inherit the
+        // descriptor.
         let high = own_descriptors::duplicate(&fd)?;
         rustix::io::fcntl_setfd(&high, rustix::io::FdFlags::empty())?;
         *known = Some(placeholder::leak(high));
@@ -224,9 +225,8 @@ pub fn restore_headers() -> Outcome<()> {
     Ok(())
 }
 
-/// Closes all files in this process, except removed ones, which could not be opened again. Their
-/// descriptors stay, and a file is opened again at its next
-/// use.
+/// Closes all files in this process, except removed ones, which could not be opened again. The
+/// descriptors stay open, and a file is opened again at its next use.
 pub fn close_files() -> Outcome<()> {
     let mut result = Ok(());
     for (_, description) in descriptors::all() {
@@ -239,7 +239,8 @@ pub fn close_files() -> Outcome<()> {
     result
 }
 
-/// Locks that a child would otherwise inherit from another thread.
+/// Locks that are held during a fork, so that the child does not inherit a lock that another thread
+/// of the parent holds.
 struct ForkLocks {
     table: std::sync::RwLockWriteGuard<'static, Table>,
     streams:
@@ -273,7 +274,7 @@ extern "C" fn before_fork() {
         warn(&format!("data could not be published before a fork: error {}", error.0));
     }
     let entered = Entered::new();
-    // These are held while files are used, or streams are created and flushed.
+    // Other threads hold these locks while they use files, or create and flush streams.
     let (libraries, standard) = (library_copies::lock_table(), streams::lock_standard_for_fork());
     // fork(2) takes libc's lock of all streams after this function. A thread that holds it, in
     // fflush(3), may be waiting for a lock below. The lock is recursive, and fork(2) resets it in
@@ -322,13 +323,13 @@ extern "C" fn begin_child() {
     let _ = ManuallyDrop::new(std::mem::replace(&mut *locks.table, child_table));
     crate::open_dir::renew_streams(&mut locks.streams);
     spare_placeholders::forget();
-    // The descriptors of the parent's stores.
+    // The descriptors belong to the parent's stores.
     close_own(&mut locks.own, *locks.cwd_descriptor);
     drop(locks);
     dispatch::switch_on_again();
 }
 
-/// Closes the library's own descriptors, except that of the working directory.
+/// Closes the library's own descriptors, except the descriptor of the working directory.
 fn close_own(own: &mut BTreeSet<c_int>, kept: Option<c_int>) {
     for fd in own.iter().filter(|fd| Some(**fd) != kept) {
         // SAFETY: only the library uses these numbers, and the objects of the parent process that

@@ -1,21 +1,21 @@
-//! The number of this process, without a system call. It is kept in a page that the kernel fills
-//! with zeros in a child (`MADV_WIPEONFORK`), so it is also right in a process that `_Fork` or
-//! clone(2) has created, without the handlers of fork(2).
+//! The ID of this process, without a system call. It is kept in a page that the kernel fills with
+//! zeros in a child (`MADV_WIPEONFORK`), so it is also right in a process that `_Fork` or clone(2)
+//! has created, without the handlers of fork(2).
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// The size of a page is a multiple of it; the kernel rounds up.
+/// The length of the mapping. The kernel rounds it up to whole pages.
 const PAGE_BYTES: usize = 4096;
 
-/// The page, which is never unmapped; NULL if there is none yet.
+/// The page, which is never unmapped; NULL before it is mapped.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Returns the number of this process. It can be called in a signal handler. A child with the
-/// memory of its parent (CLONE_VM) gets that of the parent.
+/// Returns the ID of this process. It can be called in a signal handler. In a child that shares the
+/// memory of its parent (CLONE_VM), it returns the ID of the parent.
 pub fn process_id() -> u32 {
-    // Without the page, each call asks the kernel.
+    // Without the page, each call makes a system call.
     let Some(page) = page() else { return std::process::id() };
     match page.load(Ordering::Relaxed) {
         0 => {
@@ -29,8 +29,8 @@ pub fn process_id() -> u32 {
 
 fn page() -> Option<&'static AtomicU32> {
     let known = PAGE.load(Ordering::Acquire);
-    // SAFETY: a page that was published is mapped for the life of the process, and has zeros or
-    // the number that `process_id` has stored.
+    // SAFETY: a page that was published is mapped for the life of the process, and contains zeros
+    // or the ID that `process_id` has stored.
     if let Some(page) = unsafe { known.as_ref() } {
         return Some(page);
     }

@@ -1,5 +1,5 @@
 //! The way in which the kernel starts a program file, and whether the program then loads this
-//! library. Decided from the first bytes of the file, without executing it.
+//! library. Both are derived from the first bytes of the file, without executing it.
 
 use std::ffi::CString;
 
@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 /// the first line of a script, and linkers place the headers of an ELF file in its first page.
 pub const HEAD_BYTES: usize = 4096;
 
-/// The largest number of scripts that interpret each other, as of the kernel.
+/// The largest number of scripts in a chain of interpreters, as in the kernel.
 pub const SCRIPTS_MAX: usize = 4;
 
 const SCRIPT_LINE_BYTES: usize = 256;
@@ -38,7 +38,7 @@ pub enum Program {
     Unknown,
 }
 
-/// Returns how a program with these first bytes is started.
+/// Returns the way in which a program with these first bytes is started.
 pub fn inspect(head: &[u8]) -> Program {
     if let Some(line) = head.strip_prefix(b"#!") {
         return inspect_script(line);
@@ -90,7 +90,7 @@ fn inspect_elf(head: &[u8]) -> Option<Program> {
     Some(Program::DoesNotLoad("it is statically linked"))
 }
 
-/// Returns how a native program is started. The interpreters of scripts are followed.
+/// Returns the way in which a native program is started. The interpreters of scripts are followed.
 pub fn inspect_native(path: &[u8]) -> Program {
     let mut path = path.to_vec();
     for _ in 0..=SCRIPTS_MAX {

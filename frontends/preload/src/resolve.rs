@@ -38,7 +38,7 @@ impl LastLink {
     }
 }
 
-/// The end of a path.
+/// The result of walking a path.
 pub enum Resolved {
     /// The path leads out of the virtual directories, to this absolute path.
     Native(Vec<u8>),
@@ -89,7 +89,7 @@ impl Entry {
 }
 
 /// Walks `path` from the root of `dir`. Errors: ENOENT if a directory on the path does not exist,
-/// ENOTDIR, ELOOP, ENAMETOOLONG, and those of the file system.
+/// ENOTDIR, ELOOP, ENAMETOOLONG, and the errors of the file system.
 pub fn resolve(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<Resolved> {
     let (mut dir, mut path) = (dir, Cow::Borrowed(path));
     for _ in 0..=LINKS_MAX {
@@ -119,7 +119,7 @@ enum Walked {
     Absolute(Vec<u8>),
 }
 
-/// A position in a virtual directory.
+/// The position of a walk in a virtual directory.
 struct Position {
     current: NodeRef<'static>,
     /// The directory with `current`; `None` in the root.
@@ -258,7 +258,8 @@ fn unread_dir(node: NodeId) -> Attributes {
     }
 }
 
-/// Returns the path that begins with the target of a symbolic link in the directory `below`.
+/// Returns the path to walk next: the target of a symbolic link in the directory `below`, and the
+/// rest of the path.
 fn follow(target: Vec<u8>, rest: &[u8], must_be_dir: bool, below: Vec<u8>) -> Outcome<Walked> {
     let Some(first) = target.first().copied() else { return Err(Errno(libc::ENOENT)) };
     let mut path = target;
@@ -279,7 +280,7 @@ fn is_searchable(dir: &NodeRef<'_>) -> bool {
     dir.permissions & 0o111 == 0o111 || check_access(dir, libc::X_OK, true).is_ok()
 }
 
-/// Returns whether a path names a directory by its form.
+/// Returns whether a path can only name a directory, because it ends with a slash, `.` or `..`.
 fn ends_as_dir(path: &[u8]) -> bool {
     let last = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     matches!(last, b"" | b"." | b"..") && !path.is_empty()

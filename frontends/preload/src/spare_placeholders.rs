@@ -26,7 +26,7 @@ const SPARES_MAX: usize = 16;
 
 /// The placeholders, at descriptor numbers that the library reserves for itself.
 struct Spares {
-    /// The process that has them. A forked child has closed them.
+    /// The process that has opened them. A forked child closes its copies.
     process: u32,
     placeholders: Vec<Spare>,
 }
@@ -38,8 +38,8 @@ struct Spare {
     uid: u32,
 }
 
-/// If it is locked, a thread creates or closes a placeholder instead. In a child, it stays locked
-/// if another thread of the parent held the lock during the fork.
+/// A thread that finds this locked creates or closes a placeholder instead of waiting. In a child,
+/// it stays locked if another thread of the parent held the lock during the fork.
 static SPARES: Mutex<Spares> = Mutex::new(Spares { process: 0, placeholders: Vec::new() });
 
 /// Uses the placeholder of a closed file again, or creates one. The descriptor has the lowest free
@@ -61,7 +61,7 @@ fn take(header: &Header, close_on_exec: bool) -> Option<OwnedFd> {
         }
     };
     let fd = ManuallyDrop::into_inner(spare.fd);
-    // A program of another user than the one that has created it would not accept it.
+    // A program does not accept a placeholder that another user has created.
     let prepared = match spare.uid == rustix::process::geteuid().as_raw() {
         true => prepare(&fd, header, close_on_exec),
         false => None,
@@ -86,7 +86,8 @@ pub fn forget() {
     }
 }
 
-/// Keeps the placeholder of a closed file, which no other process has, or closes it.
+/// Keeps the placeholder of a closed file for reuse, or closes it. No other process may have the
+/// placeholder.
 pub fn keep(closed: OwnedFd) {
     let Some(mut spares) = try_lock(&SPARES) else { return };
     let process = process_id();

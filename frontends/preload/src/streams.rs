@@ -42,7 +42,8 @@ unsafe extern "C" {
 #[derive(Debug, Clone, Copy)]
 pub struct Stream {
     fd: c_int,
-    /// As fwide(3) returns it. libc itself takes all custom streams for streams of bytes.
+    /// The orientation that fwide(3) returns. libc itself treats all custom streams as streams of
+    /// bytes.
     orientation: c_int,
 }
 
@@ -69,7 +70,7 @@ pub fn descriptor(stream: *mut FILE) -> Option<c_int> {
     with_stream(stream, |stream| stream.fd)
 }
 
-/// Returns the orientation of a custom stream, after it was set if it had none.
+/// Returns the orientation of a custom stream. If it has none, sets `wanted` first.
 pub fn orientation(stream: *mut FILE, wanted: c_int) -> Option<c_int> {
     with_stream(stream, |stream| {
         if stream.orientation == 0 {
@@ -93,14 +94,15 @@ pub fn lock_for_fork() -> std::sync::MutexGuard<'static, Streams> {
     lock(&STREAMS)
 }
 
-/// Creates a stream for a descriptor, which it then owns. `mode`: as for fopen(3). NULL on failure.
+/// Creates a stream for a descriptor, and passes the ownership of the descriptor to the stream.
+/// `mode`: as for fopen(3). NULL on failure.
 pub fn create(fd: c_int, mode: &std::ffi::CStr) -> *mut FILE {
     let functions =
         CookieFunctions { read: Some(read), write: Some(write), seek: Some(seek), close: Some(close) };
     // SAFETY: the cookie is a number that the functions understand, and the mode is a string.
     let stream = unsafe { fopencookie(cookie(fd), mode.as_ptr(), functions) };
     if !stream.is_null() {
-        // A table always takes another stream.
+        // Inserting into the table cannot fail.
         let _ = inside(|| Ok(lock(&STREAMS).insert(stream as usize, Stream { fd, orientation: 0 })));
         COUNT.fetch_add(1, Ordering::Relaxed);
     }
@@ -221,7 +223,7 @@ pub fn lock_standard_for_fork() -> std::sync::MutexGuard<'static, [Standard; 3]>
     lock(&STANDARD)
 }
 
-/// Returns the number of the standard stream that `stream` is.
+/// Returns the descriptor of a standard stream, or `None` if `stream` is not a standard stream.
 pub fn standard(stream: *mut FILE) -> Option<c_int> {
     (0..=2).find(|fd| standard_stream(*fd) == stream)
 }

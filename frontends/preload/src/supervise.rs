@@ -1,8 +1,8 @@
 //! Runs a program that does not load this library, such as a statically linked one, with open
 //! virtual files. The program writes to their placeholders, so a process has to remain that writes
-//! this data to the virtual files. That is the process that executes the program: the program runs
-//! as its child, and this process ends as the child does. Open files for reading are copied to the
-//! child.
+//! this data to the virtual files: the process that executes the program remains, runs the program
+//! as its child, and ends with the status of the child. Files that are open for reading are copied
+//! for the child.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -27,7 +27,7 @@ const NOT_STORED: c_int = 1;
 /// The exit code of a child that has not executed the program. Its parent reads the error number.
 const NOT_EXECUTED: c_int = 127;
 
-/// An open file for reading whose content the program gets.
+/// A file that is open for reading, and the copy of its content for the program.
 struct Copy {
     fd: c_int,
     content: OwnedFd,
@@ -54,8 +54,8 @@ pub fn is_of_another_user() -> bool {
     })
 }
 
-/// Executes a program with `execute` in a child, and ends this process as the child ends. Returns
-/// only if the program cannot be executed, with `errno` set.
+/// Executes a program with `execute` in a child, and ends this process with the status of the
+/// child. Returns only if the program cannot be executed, with `errno` set.
 pub fn run(execute: impl FnOnce() -> c_int) -> c_int {
     let entered = Entered::new();
     let error = match start(execute, entered) {

@@ -40,7 +40,7 @@ impl ArgumentList {
     /// The caller of the variadic function has passed another argument, and it is a pointer.
     pub unsafe fn next_pointer<T>(&mut self) -> *const T {
         let position = self.next_position();
-        // SAFETY: the caller's promise; the position is that of an argument.
+        // SAFETY: the caller's promise; an argument is at the position.
         unsafe { position.cast::<*const T>().read() }
     }
 
@@ -79,7 +79,7 @@ macro_rules! variadic {
         ///
         /// # Safety
         ///
-        /// The requirements are those of the function of libc.
+        /// The requirements of the function of libc apply.
         #[cfg(target_arch = "x86_64")]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name() {
@@ -123,12 +123,12 @@ macro_rules! variadic {
         ///
         /// # Safety
         ///
-        /// The requirements are those of the function of libc.
+        /// The requirements of the function of libc apply.
         #[cfg(target_arch = "aarch64")]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name() {
-            // The general registers follow the frame record, then those of floating point, and then
-            // the list of 32 bytes.
+            // The general registers follow the frame record. The floating-point registers and the
+            // list of 32 bytes follow the general registers.
             std::arch::naked_asm!(
                 "stp x29, x30, [sp, #-240]!",
                 "mov x29, sp",

@@ -34,11 +34,11 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 static DIRS: OnceLock<Vec<VirtualDir>> = OnceLock::new();
 
-/// A directory whose content comes from a file system of the contract.
+/// A directory whose content a [`FileSystem`] provides.
 pub struct VirtualDir {
     /// Absolute and plain.
     pub path: Vec<u8>,
-    /// The path, and others through symbolic links.
+    /// `path`, and the other paths that lead to the directory through symbolic links.
     pub paths: Paths,
     /// `st_dev` of its files.
     pub device: u64,
@@ -137,18 +137,20 @@ impl VirtualDir {
         counters::add(self.position, counter, amount);
     }
 
-    /// Returns whether the files are those of the original directory, with indexed metadata.
+    /// Returns whether this is an indexed tree: the files of the original directory, with indexed
+    /// metadata.
     pub fn is_tree(&self) -> bool {
         matches!(self.source, Source::Tree(..))
     }
 
-    /// Returns whether another process has the names, so that each look-up is a request to it.
+    /// Returns whether another process serves the names, so that each look-up is a request to it.
     pub fn has_remote_names(&self) -> bool {
         matches!(self.source, Source::Pool(_) | Source::Batch(_))
     }
 
-    /// Returns whether paths into the directory are served. A tree that cannot be served is shown
-    /// as it is, with a message; a log directory is not, because its files are elsewhere.
+    /// Returns whether paths into the directory are served. If a tree cannot be served, a message
+    /// is printed and programs see the original directory. Other virtual directories are always
+    /// served, because their files are elsewhere.
     pub fn is_served(&self) -> bool {
         if self.is_disabled.load(Ordering::Relaxed) {
             return false;
@@ -181,7 +183,7 @@ impl VirtualDir {
     }
 }
 
-/// Loads the index of a tree, from the memory of the node's holder if there is one.
+/// Loads the index of a tree, from the memory of the node's holder process if there is one.
 fn load(tree: &ViewTree) -> quell_vfs::Result<CheckedIndex> {
     match tree.load_shared(&shared_memory::map) {
         Some(index) => Ok(index),
@@ -192,7 +194,7 @@ fn load(tree: &ViewTree) -> quell_vfs::Result<CheckedIndex> {
 /// Set when the process has begun to end.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
-/// Records that the process ends, and returns whether this was known.
+/// Records that the process ends, and returns whether this was recorded before.
 pub fn begin_end() -> bool {
     IS_ENDING.swap(true, Ordering::Relaxed)
 }
@@ -203,10 +205,10 @@ pub fn is_ending() -> bool {
     IS_ENDING.load(Ordering::Relaxed)
 }
 
-/// The number of this process, which getpid(2) would return.
+/// The ID of this process, or 0 if it is not known yet.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Returns the context of all operations: the permissions and the number of this process.
+/// Returns the context of all operations: the permissions and the ID of this process.
 pub fn context() -> Context<'static> {
     let known = PROCESS.load(Ordering::Relaxed);
     if known != 0 {
@@ -247,7 +249,7 @@ pub fn is_active() -> bool {
 
 /// Returns whether a path is certainly outside of the virtual directories, without a lock, a system
 /// call or an allocation.
-pub fn is_surely_native(path: &[u8]) -> bool {
+pub fn is_certainly_native(path: &[u8]) -> bool {
     let is_outside = |name: &Vec<u8>| {
         matches!(paths::compare(path, &name[1..]), Relation::Outside | Relation::Ancestor(_))
     };

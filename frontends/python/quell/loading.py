@@ -6,9 +6,10 @@ from pathlib import Path
 
 
 def load(name, functions, long, last_error):
-    """Returns the library with this file name: the one beside this package, or else that in the search
-    path of the system. `functions` has the types of the arguments of each function, `long` the names
-    of those that return 64 bits, and `last_error` is the function that returns a message."""
+    """Returns the library with this file name: the file beside this package, or else the file in
+    the search path of the system. `functions` has the types of the arguments of each function,
+    `long` the names of the functions that return 64 bits, and `last_error` is the function that
+    returns a message."""
     beside = Path(__file__).with_name(name)
     library = ctypes.CDLL(str(beside) if beside.exists() else name)
     for function_name, arguments in functions.items():

@@ -48,7 +48,7 @@ class Store:
         self._handle.close()
 
     def open(self, path, mode="rb", permissions=0o666, shares=None):
-        """Opens a file. `mode` is that of Python's `open` for binary files; `permissions` are
+        """Opens a file. `mode` is a mode of Python's `open` for binary files; `permissions` are
         reduced by the umask. With `shares`, the results of `read_share` of all processes that open
         the file together, the index of an existing file is not read again; the mode is then rb or
         rb+."""

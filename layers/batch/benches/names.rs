@@ -1,5 +1,5 @@
 //! Measures creations, look-ups and small files of a private name space in memory, and the same
-//! operations of the name space alone: the difference is the cost of the layer.
+//! operations on the name space without the layer: the difference is the cost of the layer.
 //!
 //! ```sh
 //! cargo bench -p quell-batch

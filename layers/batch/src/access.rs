@@ -33,23 +33,23 @@ pub struct StoreAccess {
 enum Kind {
     /// This process has the store open.
     Own(BatchStore),
-    /// Another process serves it.
+    /// Another process serves the store.
     Served(Arc<Remote>),
 }
 
 impl StoreAccess {
-    /// Opens a store, or connects to the server that has it open. While another process has it open
-    /// and does not serve it, this waits, at most for `wait`.
+    /// Opens a store, or connects to the server that has it open. While another process has the
+    /// store open and does not serve it, the call waits, at most for `wait`.
     ///
     /// # Errors
-    /// As for [`BatchStore::open`]; for a server over TCP, those of the file with the key of the
-    /// store.
+    /// As for [`BatchStore::open`]; for a server over TCP, the errors of the file with the key of
+    /// the store.
     pub fn open(path: &Path, wait: Duration) -> Result<StoreAccess> {
         StoreAccess::open_of(path, &[], wait)
     }
 
-    /// Opens a store as [`open`](Self::open) does, which may also belong to one of the users
-    /// `trusted`. Such a store is used only by its server.
+    /// Opens a store as [`open`](Self::open) does. It may also belong to one of the users
+    /// `trusted`, and is then used only through its server.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -61,8 +61,8 @@ impl StoreAccess {
         Ok(access)
     }
 
-    /// Opens a store as [`open`](Self::open) does, only to end and to list batches: those that were
-    /// submitted are not committed before. The master image must not be used.
+    /// Opens a store as [`open`](Self::open) does, only to end and to list batches. Submitted
+    /// batches are not committed first, so the master image must not be used.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -100,7 +100,7 @@ impl StoreAccess {
                 }
             };
             match Remote::connect(dir.duplicate()?) {
-                // It has ended just now, or has no server.
+                // The process has just ended, or does not serve the store.
                 Err(error) if error.kind == ErrorKind::Unavailable => {}
                 connected => return Ok(StoreAccess { kind: Kind::Served(Arc::new(connected?)), dir }),
             }
@@ -137,7 +137,7 @@ impl StoreAccess {
     /// not be used after this value is dropped.
     ///
     /// # Errors
-    /// `NotFound` or `NotADirectory` if there is no such directory; those of files.
+    /// `NotFound` or `NotADirectory` if there is no such directory; the errors of files.
     pub fn file_system(&self, path: &[u8]) -> Result<BatchFs> {
         let names = self.name_space();
         let top = dir_at(&*names, path)?;
@@ -191,7 +191,7 @@ impl StoreAccess {
         }
     }
 
-    /// Adds a part to a batch, and returns as [`begin`](Self::begin) does.
+    /// Adds a part to a batch, and returns the same values as [`begin`](Self::begin).
     pub(crate) fn join(&self, new: NewPart) -> Result<(BatchRecord, u128, StoreDir)> {
         self.refuse_parts_of_others()?;
         let (record, store_number) = match &self.kind {
@@ -201,8 +201,8 @@ impl StoreAccess {
         Ok((record, store_number, self.dir.duplicate()?))
     }
 
-    /// Refuses a batch with parts of another user than the owner of the store, also of root: the
-    /// server does not copy the files of parts from the directories of other users.
+    /// Refuses a batch with parts if the user, which may be root, is not the owner of the store:
+    /// the server does not copy the files of parts from the directories of other users.
     fn refuse_parts_of_others(&self) -> Result<()> {
         match self.dir.owner() {
             None => Ok(()),
@@ -228,17 +228,17 @@ impl StoreAccess {
     /// image.
     ///
     /// # Errors
-    /// Those of files.
+    /// The errors of files.
     pub fn existing_part(&self, path: &[u8]) -> Result<usize> {
         existing_part(&*self.name_space(), path)
     }
 
     /// Publishes a batch whose process has ended after it had written the certificate, or a batch
-    /// of which all parts are closed. A batch that is committed already is returned as it is.
+    /// of which all parts are closed. If the batch is committed already, its summary is returned.
     ///
     /// # Errors
     /// As for [`BatchStore::commit`]; `Busy` if a process uses one of the parts; `NotFound` if one
-    /// of them is lost.
+    /// of the parts is lost.
     pub fn commit(&self, number: u64) -> Result<BatchSummary> {
         let _locks = self.lock_with_parts(number)?;
         self.check_parts_closed(number)?;
@@ -256,12 +256,20 @@ impl StoreAccess {
         }
     }
 
+    /// Returns the store if this process has it open.
+    pub(crate) fn own_store(&self) -> Option<&BatchStore> {
+        match &self.kind {
+            Kind::Own(store) => Some(store),
+            Kind::Served(_) => None,
+        }
+    }
+
     /// Marks a batch whose process has ended after it had written the certificate, or of which all
     /// parts are closed, as submitted: it is verified and committed when the master image is used
     /// the next time.
     ///
     /// # Errors
-    /// As for [`commit`](Self::commit), except for those of the verification.
+    /// As for [`commit`](Self::commit), except for the errors of the verification.
     pub fn submit(&self, number: u64) -> Result<BatchSummary> {
         let _locks = self.lock_with_parts(number)?;
         self.check_parts_closed(number)?;
@@ -293,8 +301,8 @@ impl StoreAccess {
         }
     }
 
-    /// Locks a batch. `None` for one of this user in the store of another one if it has no files
-    /// any more: no process uses it then.
+    /// Locks a batch. `None` for a batch of this user in a store of another user if the batch has
+    /// no files any more, and so no process uses it.
     pub(crate) fn lock_batch(&self, number: u64) -> Result<Option<StoreLock>> {
         match self.dir.lock_batch(number) {
             Err(error) if error.kind == ErrorKind::NotFound && self.dir.owner().is_some() => Ok(None),
@@ -302,17 +310,17 @@ impl StoreAccess {
         }
     }
 
-    /// Removes the files of a batch of this user from the store of another one, after the server
-    /// has accepted or discarded them.
+    /// Removes the files of a batch of this user from a store of another user, after the server has
+    /// accepted or discarded them.
     fn without_files(&self, number: u64, ended: Result<BatchSummary>) -> Result<BatchSummary> {
         if ended.is_ok() && self.dir.owner().is_some() {
-            // Files that remain are removed by the same command, if it is repeated.
+            // A repetition of the command removes the files that remain.
             let _ = self.dir.remove_batch(number);
         }
         ended
     }
 
-    /// Returns all batches, in the order of their beginnings.
+    /// Returns all batches, in the order in which they began.
     ///
     /// # Errors
     /// `Damaged`; the errors of reads.
@@ -325,7 +333,7 @@ impl StoreAccess {
         }
     }
 
-    /// Returns the snapshots of the open batches, in the order of their beginnings.
+    /// Returns the snapshots of the open batches, in the order in which they began.
     ///
     /// # Errors
     /// `Damaged`, also if the server is of a version without this request; the errors of reads.
@@ -336,11 +344,11 @@ impl StoreAccess {
         }
     }
 
-    /// Returns the auxiliary servers that are connected to the server of the store. There are none
-    /// without a server.
+    /// Returns the auxiliary servers that are connected to the server of the store. The list is
+    /// empty if the store has no server.
     ///
     /// # Errors
-    /// `PermissionDenied` for other users than the owner of the store.
+    /// `PermissionDenied` for users other than the owner of the store.
     pub fn auxiliary_servers(&self) -> Result<Vec<AuxiliarySummary>> {
         match &self.kind {
             Kind::Own(store) => Ok(store.auxiliaries().summaries()),

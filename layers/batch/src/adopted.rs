@@ -14,7 +14,7 @@ use quell_vfs::{Error, ErrorKind, Result, errno};
 
 /// The file of a store with the inode number and the path of its tree.
 pub(crate) const ADOPTED: &[u8] = b"adopted";
-/// The largest path of a tree, in bytes: that of Linux.
+/// The largest length of a path on Linux, in bytes.
 const TREE_PATH_BYTES_MAX: usize = 4096;
 /// The largest length of the decimal inode number of the tree, in bytes.
 const INODE_BYTES_MAX: usize = 20;
@@ -46,11 +46,11 @@ pub(crate) struct AdoptedHandle {
 }
 
 impl AdoptedTree {
-    /// Opens the tree of the store in a directory, if it has one. A tree that cannot be opened is
-    /// no error: its files cannot be opened then.
+    /// Opens the tree of the store in a directory, if it has one. It is not an error if the tree
+    /// cannot be opened: its files cannot be opened then.
     ///
     /// # Errors
-    /// `Damaged` if the file with its path does not have its format; those of files.
+    /// `Damaged` if the file with its path does not have its format; the errors of files.
     pub(crate) fn of_store(store: &PosixDir) -> Result<Option<Arc<AdoptedTree>>> {
         let file = match store.open_file(ADOPTED) {
             Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
@@ -87,10 +87,10 @@ impl AdoptedTree {
         Ok(AdoptedHandle { file, adopted: adopted.clone() })
     }
 
-    /// Returns the present state of a file, which need not be that of the adoption.
+    /// Returns the present state of a file, which may differ from the state at the adoption.
     ///
     /// # Errors
-    /// `Stale` if there is no regular file at its path; those of stat(2).
+    /// `Stale` if there is no regular file at its path; the errors of stat(2).
     pub(crate) fn present(&self, adopted: &AdoptedFile) -> Result<AcceptedFile> {
         let stat = self.find(adopted, |dir, name| dir.stat(name))?;
         let file = adopted_file(adopted.path.clone(), &stat);
@@ -120,7 +120,8 @@ impl AdoptedTree {
         let mut dir = top.dir.clone();
         for name in names {
             dir = dir.enter(name).map_err(gone)?;
-            // No request, which a mount of this store could not answer meanwhile.
+            // The cached attributes need no request, which a mount of this store could not answer
+            // now.
             if dir.stat_self_cached().map_err(gone)?.device != top.device {
                 return Err(stale(adopted, "another file system is mounted above it"));
             }
@@ -133,12 +134,12 @@ impl AdoptedHandle {
     /// Reads bytes. Errors: `Stale` if the file was changed since the adoption.
     pub(crate) fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let found = self.file.read_at(into, offset)?;
-        // A change before the read is found, because it has changed the times before.
+        // The times change before the bytes, so a change before the read is found.
         self.check()?;
         Ok(found)
     }
 
-    /// Returns the next range with data: see [`OpenFile::next_data`].
+    /// Returns the next range with data, as [`OpenFile::next_data`] does.
     pub(crate) fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
         self.file.next_data(offset)
     }
@@ -177,7 +178,7 @@ fn open_top(path: &Path, inode: u64) -> Result<Top> {
 }
 
 /// Refuses a tree in a mount of Quell: a mount over an adopted tree has the same names, and its
-/// inode numbers can be equal to those of the tree.
+/// inode numbers can be equal to the inode numbers of the tree.
 ///
 /// # Errors
 /// `Unsupported`.

@@ -2,12 +2,12 @@
 //!
 //! Several threads read directories, and the calling thread sorts the entries and writes them to
 //! tables. The memory does not grow with the number of entries in general: each thread lists one
-//! directory at a time. It grows with the number of directories that wait, which are those beside
-//! the current paths, by their names and a constant; and by a constant for each file of which not
-//! all names were found yet, also if the others are outside of the tree.
+//! directory at a time. It grows by the name and a constant for each directory that waits to be
+//! read (the siblings of the directories on the current paths), and by a constant for each file of
+//! which not all names were found yet, even if the other names are outside of the tree.
 //!
-//! The tree may belong to another user, who may change it meanwhile. Nothing is reached by a path:
-//! each directory is opened in the one above, without following symbolic links.
+//! The tree may belong to another user, who may change it meanwhile. No entry is opened by its
+//! path: each directory is opened relative to its parent, without following symbolic links.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,7 +30,7 @@ use crate::store_dir::StoreDir;
 
 /// The largest depth of a directory below the tree.
 const DEPTH_MAX: u32 = 1000;
-/// The largest length of the target of a symbolic link, in bytes: that of Linux.
+/// The largest length of the target of a symbolic link on Linux, in bytes.
 const TARGET_BYTES_MAX: usize = 4095;
 /// The number of entries that a thread collects before it passes them on.
 const PART_ENTRIES: usize = 256;
@@ -51,22 +51,22 @@ pub struct AdoptionProgress {
 }
 
 impl AdoptionProgress {
-    /// Directories that were adopted, with the tree itself.
+    /// The number of directories that were adopted, including the tree itself.
     pub fn dirs(&self) -> u64 {
         self.dirs.load(Ordering::Relaxed)
     }
 
-    /// Names of files that were adopted.
+    /// The number of names of files that were adopted.
     pub fn files(&self) -> u64 {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// Symbolic links that were adopted.
+    /// The number of symbolic links that were adopted.
     pub fn links(&self) -> u64 {
         self.links.load(Ordering::Relaxed)
     }
 
-    /// Entries that were reported.
+    /// The number of entries that were reported as not adopted, or not completely.
     pub fn left_out(&self) -> u64 {
         self.left_out.load(Ordering::Relaxed)
     }
@@ -81,7 +81,7 @@ impl AdoptionProgress {
     }
 }
 
-/// The way in which a tree is adopted.
+/// The options of an adoption.
 pub struct Adoption<'a> {
     /// The number of threads that read directories.
     pub threads: usize,
@@ -99,7 +99,7 @@ impl fmt::Debug for Adoption<'_> {
 }
 
 /// An entry that a thread has found.
-enum Found {
+enum FoundEntry {
     Entry(Key, Entry),
     /// A name of a file that has several, and the inode that the file gets if this is the first
     /// name that was found.
@@ -111,8 +111,8 @@ enum Found {
     },
 }
 
-/// The place of a directory. It refers to that of the directory above, so that the paths of many
-/// directories at a large depth need no memory for each.
+/// The path of a directory: its name, and the path of the parent directory. Directories share the
+/// paths of their parents, so that many directories at a large depth need little memory.
 struct Place {
     /// `None` for the tree.
     above: Option<Arc<Place>>,
@@ -137,7 +137,7 @@ struct Waiting {
     above: Arc<dyn Dir>,
     place: Arc<Place>,
     depth: u32,
-    /// The directory above in the store, and the number there.
+    /// The inode numbers of the parent directory and of this directory in the store.
     parent: u64,
     number: u64,
     stat: Stat,
@@ -195,7 +195,7 @@ impl Adoption<'_> {
 }
 
 /// Adds the entries that the threads have found. The names of one file are counted here.
-fn write_all(receiver: Receiver<Vec<Found>>, entries: &mut InitialEntries) -> Result<()> {
+fn write_all(receiver: Receiver<Vec<FoundEntry>>, entries: &mut InitialEntries) -> Result<()> {
     /// A file of which not all names were found yet.
     struct Named {
         number: u64,
@@ -205,17 +205,17 @@ fn write_all(receiver: Receiver<Vec<Found>>, entries: &mut InitialEntries) -> Re
     let mut named: HashMap<u64, Named> = HashMap::new();
     for found in receiver.into_iter().flatten() {
         let (key, original, names, inode) = match found {
-            Found::Entry(key, entry) => {
+            FoundEntry::Entry(key, entry) => {
                 entries.add(&key, &entry)?;
                 continue;
             }
-            Found::Name { key, original, names, inode } => (key, original, names, inode),
+            FoundEntry::Name { key, original, names, inode } => (key, original, names, inode),
         };
         let type_bits = inode.kind()?.mode_bits();
         let new = Named { number: inode.number, type_bits, found: 0 };
         let known = named.entry(original).or_insert(new);
         if known.type_bits != type_bits {
-            // The number was used again for another file meanwhile.
+            // The file system has assigned the number to another file meanwhile.
             *known = Named { number: inode.number, type_bits, found: 0 };
         }
         known.found += 1;
@@ -224,7 +224,7 @@ fn write_all(receiver: Receiver<Vec<Found>>, entries: &mut InitialEntries) -> Re
             named.remove(&original);
         }
         entries.add(&key, &Entry::Link { inode: number, type_bits })?;
-        // It replaces the inode that was added with an earlier name.
+        // This inode replaces the one that was added with an earlier name.
         entries.add(&Key::of_linked(number), &Entry::Inode(Inode { number, links, ..inode }))?;
     }
     Ok(())
@@ -242,12 +242,12 @@ struct Walk<'a> {
 
 /// The entries of a directory that were not passed on yet.
 struct Part<'a> {
-    found: Vec<Found>,
-    sender: &'a SyncSender<Vec<Found>>,
+    found: Vec<FoundEntry>,
+    sender: &'a SyncSender<Vec<FoundEntry>>,
 }
 
 impl Part<'_> {
-    fn push(&mut self, found: Found) {
+    fn push(&mut self, found: FoundEntry) {
         self.found.push(found);
         if self.found.len() >= PART_ENTRIES {
             self.send();
@@ -255,7 +255,7 @@ impl Part<'_> {
     }
 
     fn send(&mut self) {
-        // It fails only after the thread that receives has stopped the walk.
+        // `send` fails only after the receiving thread has stopped the walk.
         let _ = self.sender.send(std::mem::take(&mut self.found));
     }
 }
@@ -276,7 +276,7 @@ impl Walk<'_> {
     }
 
     /// Reads a directory.
-    fn read(&self, waiting: Waiting, tasks: &Tasks<Waiting>, sender: &SyncSender<Vec<Found>>) {
+    fn read(&self, waiting: Waiting, tasks: &Tasks<Waiting>, sender: &SyncSender<Vec<FoundEntry>>) {
         if self.adoption.progress.is_stopped() || lock(&self.failure).is_some() {
             return;
         }
@@ -293,14 +293,14 @@ impl Walk<'_> {
             dir.visit(&mut |name, _| {
                 match self.entry(&dir, (&waiting, &path), name, tasks, &mut part) {
                     Ok(is_dir) => subdirs += u32::from(is_dir),
-                    // It was removed meanwhile.
+                    // The entry was removed meanwhile.
                     Err(error) if error.kind == ErrorKind::NotFound => {}
                     Err(error) => self.report(&joined(&path, name), &error),
                 }
                 !self.adoption.progress.is_stopped()
             })
         });
-        // Only directories of which all entries are known can be listed and searched.
+        // A directory gets the permissions to list and search it only if all its entries are known.
         let mode = match listed {
             Ok(()) => waiting.stat.mode,
             Err(error) => {
@@ -313,7 +313,7 @@ impl Walk<'_> {
         let inode =
             Inode { mode, links: 2 + subdirs, ..inode(waiting.number, &waiting.stat, content, xattrs) };
         self.adoption.progress.dirs.fetch_add(1, Ordering::Relaxed);
-        part.push(Found::Entry(Key::of_dir(waiting.number), Entry::Inode(inode)));
+        part.push(FoundEntry::Entry(Key::of_dir(waiting.number), Entry::Inode(inode)));
         part.send();
     }
 
@@ -350,7 +350,7 @@ impl Walk<'_> {
                     return Ok(false);
                 }
                 let number = self.new_number();
-                part.push(Found::Entry(key, Entry::Dir { inode: number }));
+                part.push(FoundEntry::Entry(key, Entry::Dir { inode: number }));
                 tasks.push([Waiting {
                     above: dir.clone(),
                     place: Arc::new(Place { above: Some(waiting.place.clone()), name: name.to_vec() }),
@@ -382,8 +382,8 @@ impl Walk<'_> {
         let counter = if kind == Kind::File { &progress.files } else { &progress.links };
         counter.fetch_add(1, Ordering::Relaxed);
         part.push(match stat.nlink {
-            0 | 1 => Found::Entry(key, Entry::Inode(inode)),
-            names => Found::Name { key, original: stat.inode, names, inode },
+            0 | 1 => FoundEntry::Entry(key, Entry::Inode(inode)),
+            names => FoundEntry::Name { key, original: stat.inode, names, inode },
         });
         Ok(false)
     }

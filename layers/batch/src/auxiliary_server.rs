@@ -16,10 +16,10 @@ use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::{Failure, decode, encode};
 
 use crate::auxiliary_servers::TASK_BYTES_MAX;
+use crate::copied_batch::{copy_batch, needs_copy};
 use crate::server_files::find_primary;
 use crate::store::read_certificate;
 use crate::store_dir::{OPEN, StoreDir};
-use crate::take_in::{needs_copy, take_in};
 use crate::verification_dir::{VerificationDir, remove_verification};
 
 /// The time for which the auxiliary server waits for a batch before it asks again.
@@ -28,13 +28,14 @@ const WAIT_LIMIT: Duration = Duration::from_secs(5);
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
 /// The time for which a verdict is sent.
 const VERDICT_LIMIT: Duration = Duration::from_secs(60);
-/// How often the process looks whether it is to end.
+/// The interval at which the process checks whether it must end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// The pause before it connects again.
+/// The pause before the auxiliary server connects again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The time for which it waits until the server has received its goodbye.
+/// The time for which the auxiliary server waits until the primary server has received the
+/// disconnect message.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
-/// The largest reply to a request other than that for a batch, in bytes.
+/// The largest reply to a request other than the request for a batch, in bytes.
 const REPLY_BYTES_MAX: u32 = 4096;
 
 /// An auxiliary server of a store.
@@ -47,21 +48,22 @@ pub struct AuxiliaryServer {
 /// An event of an auxiliary server.
 #[derive(Debug)]
 pub enum AuxiliaryEvent {
-    /// It is connected to the primary server.
+    /// The auxiliary server is connected to the primary server.
     Connected,
-    /// It has lost the primary server, or has not found one.
+    /// The auxiliary server has lost the connection to the primary server, or has found no primary
+    /// server.
     NoServer(Error),
-    /// It begins to verify a batch, or a part of one.
+    /// The auxiliary server begins to verify a batch, or a part of one.
     Begun {
         /// The number of the batch or part.
         batch: u64,
     },
-    /// It has ended the verification.
+    /// The auxiliary server has ended the verification.
     Ended {
         /// The number of the batch or part.
         batch: u64,
-        /// The numbers of its new entries, and of the conflicts of the batch so far, after the
-        /// primary server has got the verdict; or the error.
+        /// The number of new entries and the number of conflicts of the batch so far, after the
+        /// primary server has received the verdict; or the error.
         result: Result<(u64, u64)>,
     },
 }
@@ -70,8 +72,8 @@ impl AuxiliaryServer {
     /// Opens the directory of a store of this user, for an auxiliary server with this name.
     ///
     /// # Errors
-    /// `NotFound` if there is no store; `PermissionDenied` if it belongs to another user; those of
-    /// files.
+    /// `NotFound` if there is no store; `PermissionDenied` if it belongs to another user; the
+    /// errors of files.
     pub fn open(path: &Path, name: &str) -> Result<AuxiliaryServer> {
         let subject = path.as_os_str().as_bytes();
         let found = std::fs::metadata(path).map_err(|cause| Error::from_io(cause, OPEN, subject))?;
@@ -90,8 +92,8 @@ impl AuxiliaryServer {
     /// event.
     ///
     /// # Errors
-    /// `PermissionDenied` if the primary server refuses the commit key; `Unsupported` if it is of
-    /// another version; those of the file with the key.
+    /// `PermissionDenied` if the primary server refuses the commit key; `Unsupported` if it uses
+    /// another version of the protocol; the errors of the file with the key.
     pub fn run(&self, is_ending: &AtomicBool, report: &mut dyn FnMut(AuxiliaryEvent)) -> Result<()> {
         let mut is_known = false;
         while !is_ending.load(Ordering::Relaxed) {
@@ -154,7 +156,7 @@ impl AuxiliaryServer {
         };
         let sent = primary.send(&Request::Verdict { verification, result });
         if verdict.is_err() || sent.is_err() {
-            // The rest is removed as garbage.
+            // Files that remain are removed as garbage.
             let _ = remove_verification(&self.dir, verification);
         }
         verdict.and_then(|(_, verdict)| sent.map(|()| (verdict.entries(), verdict.conflicts())))
@@ -163,13 +165,13 @@ impl AuxiliaryServer {
     /// Verifies a batch, and writes the new tables to a directory of the verification.
     ///
     /// # Errors
-    /// `InvalidInput` if the batch is refused; `Damaged`; those of files.
+    /// `InvalidInput` if the batch is refused; `Damaged`; the errors of files.
     pub fn verify(&self, verification: u64, task: &VerificationTask) -> Result<Verdict> {
         let dir = VerificationDir::create(&self.dir, verification)?;
         let image = self.dir.image_tables()?;
         if needs_copy(&self.dir, &task.record) {
             let copy = dir.make_submitted(&self.dir)?;
-            take_in(&self.dir, &task.record, &copy, false)?;
+            copy_batch(&self.dir, &task.record, &copy, false)?;
             let verdict = verify_task(task, &copy.certificate()?, &copy.tables, &image, dir.output.clone())?;
             dir.remove_submitted(&self.dir)?;
             return Ok(verdict);
@@ -188,14 +190,24 @@ struct Primary<'a> {
 impl Primary<'_> {
     /// Checks the version of the primary server.
     fn greet(&self) -> Result<()> {
-        match self.call(&Request::Hello { protocol: PROTOCOL }, HELLO_LIMIT)? {
-            Reply::Welcome { .. } => Ok(()),
-            _ => Err(unexpected()),
+        match self.call(&Request::Hello { protocol: PROTOCOL }, HELLO_LIMIT) {
+            Ok(Reply::Welcome { .. }) => Ok(()),
+            Ok(_) => Err(unexpected()),
+            Err(error) if error.kind == ErrorKind::PermissionDenied => {
+                let reason = format!(
+                    "{error}; the server has another commit key, or its version of Quell has no auxiliary servers"
+                );
+                Err(Error { source: Some(reason.into()), ..Error::new(error.kind, OPERATION, "") })
+            }
+            Err(error) => Err(error),
         }
     }
 
-    /// Returns the next task. `None` if there is none for some time, or if the process is to end.
+    /// Returns the next task. `None` if there is no task for some time, or if the process is to
+    /// end.
     fn next(&self, name: &str) -> Result<Option<(u64, Box<VerificationTask>)>> {
+        // The client may be connected to a server that has replaced the server of the last request.
+        self.greet()?;
         let request = Request::NextVerification { name: name.to_owned() };
         let (sender, receiver) = channel();
         let done = Box::new(move |result| _ = sender.send(result));
@@ -217,7 +229,8 @@ impl Primary<'_> {
         }
     }
 
-    /// Sends a verdict. Errors: `Stale` if the primary server has given the verification up.
+    /// Sends a verdict. Errors: `Stale` if the primary server does not wait for the verdict any
+    /// more.
     fn send(&self, verdict: &Request) -> Result<()> {
         match self.call(verdict, VERDICT_LIMIT)? {
             Reply::Done => Ok(()),

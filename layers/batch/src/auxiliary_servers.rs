@@ -1,9 +1,9 @@
-//! The auxiliary servers that are connected to this primary server, and their verifications. No
-//! function of the requests blocks, so that a thread that serves connections can call it: threads
-//! that commit batches wait for the verdicts. docs/formats/batch-protocol.md describes the
-//! messages.
+//! The auxiliary servers that are connected to this primary server, and their verifications. The
+//! functions that execute requests do not block, so that a thread that serves connections can call
+//! it: threads that commit batches wait for the verdicts. docs/formats/batch-protocol.md describes
+//! the messages.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -22,12 +22,17 @@ use crate::verification_dir::{remove_verification, take_tables};
 /// The largest message with a task, in bytes.
 pub(crate) const TASK_BYTES_MAX: usize = 1 << 20;
 /// After this many auxiliary servers were lost during the verification of one batch, the primary
-/// server verifies it itself.
+/// server verifies the batch itself.
 const ATTEMPTS: usize = 3;
-/// The time in which an auxiliary server that has waited for a batch in vain requests one again.
+/// The time in which an auxiliary server must repeat its request for a batch after a request has
+/// timed out.
 const GRACE: Duration = Duration::from_secs(5);
-/// How often a thread that waits for an auxiliary server looks whether one has left.
+/// The interval at which a thread that waits for an auxiliary server checks whether an auxiliary
+/// server has left.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// The default time for which a commit waits until an auxiliary server is idle, and then for its
+/// verdict.
+pub const VERIFICATION_LIMIT: Duration = Duration::from_secs(600);
 
 /// Sends the reply to a request.
 pub type SendReply = Box<dyn FnOnce(Vec<u8>) + Send>;
@@ -40,10 +45,14 @@ pub struct AuxiliaryServers {
     changed: Condvar,
 }
 
-#[derive(Default)]
 struct State {
-    /// By the number of their client.
+    /// The numbers of the clients that have stated this version of the protocol.
+    greeted: HashSet<u64>,
+    /// The auxiliary servers, by the numbers of their clients.
     servers: BTreeMap<u64, ConnectedServer>,
+    /// The time for which a commit waits for an idle auxiliary server, and then again for its
+    /// verdict.
+    limit: Duration,
     /// The results that the threads which wait for them have not taken yet, by the number of the
     /// verification.
     results: HashMap<u64, VerificationResult>,
@@ -58,12 +67,15 @@ struct ConnectedServer {
 }
 
 enum Work {
-    /// It waits for a batch, at most until the time.
+    /// The auxiliary server waits for a batch, at most until this time.
     Idle(SendReply, Instant),
-    /// It has a batch.
+    /// The auxiliary server verifies a batch.
     Verifying { verification: u64, batch: u64 },
-    /// It has ended a verification, and has not requested the next batch yet.
+    /// The auxiliary server has ended a verification, and has not requested the next batch yet.
     None,
+    /// The auxiliary server has not ended the verification of a batch within the limit, and has not
+    /// requested the next batch yet. No commit waits for it.
+    Overdue { batch: u64 },
 }
 
 /// The end of a verification.
@@ -72,6 +84,16 @@ enum Outcome {
     Failed(Failure),
     /// The auxiliary server has left, or this process ends.
     Lost,
+    /// The verification has not ended within this time.
+    Overdue(Duration),
+}
+
+/// A verification that has ended.
+struct Ended {
+    verification: u64,
+    /// The name of the auxiliary server.
+    server: String,
+    outcome: Outcome,
 }
 
 impl std::fmt::Debug for AuxiliaryServers {
@@ -82,7 +104,20 @@ impl std::fmt::Debug for AuxiliaryServers {
 
 impl AuxiliaryServers {
     pub(crate) fn new(store: u128) -> AuxiliaryServers {
-        AuxiliaryServers { store, state: Mutex::default(), changed: Condvar::new() }
+        let state = State {
+            greeted: HashSet::new(),
+            servers: BTreeMap::new(),
+            limit: VERIFICATION_LIMIT,
+            results: HashMap::new(),
+            is_closed: false,
+        };
+        AuxiliaryServers { store, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Sets the time for which a commit waits until an auxiliary server is idle, and then for its
+    /// verdict. After this time the primary server verifies the batch itself.
+    pub fn set_limit(&self, limit: Duration) {
+        lock(&self.state).limit = limit;
     }
 
     /// Executes an encoded request of an auxiliary server, which has proved the commit key and has
@@ -97,7 +132,7 @@ impl AuxiliaryServers {
         }
     }
 
-    /// Returns the reply, if the request is answered now.
+    /// Returns the reply if the request is answered at once.
     fn perform(
         &self,
         client: u64,
@@ -109,8 +144,17 @@ impl AuxiliaryServers {
             return Some((failed(&refuse(BEYOND_LIMITS)), reply));
         }
         match request {
-            Request::Hello { protocol: PROTOCOL } => Some((Reply::Welcome { store: self.store }, reply)),
-            Request::Hello { .. } => Some((failed(&other_version()), reply)),
+            Request::Hello { protocol: PROTOCOL } => {
+                lock(&self.state).greeted.insert(client);
+                Some((Reply::Welcome { store: self.store }, reply))
+            }
+            Request::Hello { protocol } => Some((failed(&other_version(protocol)), reply)),
+            // The rules of the verification belong to the version of the protocol.
+            Request::NextVerification { .. } if !lock(&self.state).greeted.contains(&client) => {
+                let source = Some("the auxiliary server has not stated its version of the protocol".into());
+                let error = Error::new(ErrorKind::Unsupported, "wait for a batch", "");
+                Some((failed(&Error { source, ..error }), reply))
+            }
             Request::NextVerification { name } => {
                 self.request_next(client, name, deadline, reply).map(|reply| {
                     let source = Some("the server ends".into());
@@ -136,8 +180,8 @@ impl AuxiliaryServers {
         }
     }
 
-    /// Notes that an auxiliary server waits for a batch. A verification that it has not ended is
-    /// lost. Returns the reply if this process ends.
+    /// Records that an auxiliary server waits for a batch. If it has not ended a verification, this
+    /// verification is lost. Returns the reply if this process ends.
     fn request_next(
         &self,
         client: u64,
@@ -165,7 +209,8 @@ impl AuxiliaryServers {
         None
     }
 
-    /// Notes the result of a verification. Returns false if the auxiliary server does not have it.
+    /// Records the result of a verification. Returns false if the verification is not the current
+    /// one of the auxiliary server.
     fn end_verification(&self, client: u64, verification: u64, result: VerificationResult) -> bool {
         let mut state = lock(&self.state);
         let Some(server) = state.servers.get_mut(&client) else { return false };
@@ -184,15 +229,18 @@ impl AuxiliaryServers {
         has_it
     }
 
-    /// A client has ended. It may have been no auxiliary server.
+    /// Must be called when a client has ended, whether it was an auxiliary server or not.
     pub fn ended(&self, client: u64) {
-        let removed = lock(&self.state).servers.remove(&client);
+        let mut state = lock(&self.state);
+        state.greeted.remove(&client);
+        let removed = state.servers.remove(&client);
+        drop(state);
         if removed.is_some() {
             self.changed.notify_all();
         }
     }
 
-    /// Gives all verifications up, and refuses later requests: this process ends.
+    /// Abandons all verifications, and refuses later requests, because this process ends.
     pub fn close(&self) {
         let mut state = lock(&self.state);
         state.is_closed = true;
@@ -219,29 +267,38 @@ impl AuxiliaryServers {
         summaries
     }
 
-    /// Gives a task to an auxiliary server, waits for its end, and returns the number of the
-    /// verification. Waits if all of them have tasks. `None` if there are none.
-    fn run(&self, task: &VerificationTask) -> Option<(u64, Outcome)> {
-        if lock(&self.state).servers.is_empty() {
+    /// Gives a task to an auxiliary server, and waits for the end of the verification. If all
+    /// auxiliary servers have tasks, waits until one is idle. `None` if there are no auxiliary
+    /// servers, if none becomes idle within the limit, or if the task is too long.
+    fn run(&self, task: &VerificationTask) -> Option<Ended> {
+        let batch = task.record.number;
+        let state = lock(&self.state);
+        let (is_alone, limit) = (state.servers.is_empty(), state.limit);
+        drop(state);
+        if is_alone {
             return None;
         }
         let verification = random_number() as u64;
         let message = encode(&Reply::Verification { verification, task: Box::new(task.clone()) });
         if message.len() > TASK_BYTES_MAX {
+            tracing::info!(batch, bytes = message.len(), "the task is too long for an auxiliary server");
             return None;
         }
-        let (client, reply) = self.assign(verification, task.record.number)?;
+        let (client, server, reply) = self.assign(verification, batch, limit)?;
         reply(message);
-        Some((verification, self.wait_for(client, verification)))
+        Some(Ended { verification, server, outcome: self.wait_for(client, verification, limit) })
     }
 
-    fn assign(&self, verification: u64, batch: u64) -> Option<(u64, SendReply)> {
-        // It is dropped after the lock is released.
+    /// Assigns a verification to an idle auxiliary server. Returns the number of its client, its
+    /// name, and the function with which the caller must send it the task.
+    fn assign(&self, verification: u64, batch: u64, limit: Duration) -> Option<(u64, String, SendReply)> {
+        let end = Instant::now() + limit;
+        // The list is dropped after the lock is released.
         let mut left = Vec::new();
         let mut state = lock(&self.state);
         loop {
             left.extend(state.take_left());
-            if state.is_closed || state.servers.is_empty() {
+            if state.is_closed || state.servers.values().all(ConnectedServer::is_overdue) {
                 return None;
             }
             let now = Instant::now();
@@ -251,13 +308,23 @@ impl AuxiliaryServers {
             if let Some((client, server)) = idle {
                 let work = std::mem::replace(&mut server.work, Work::Verifying { verification, batch });
                 let Work::Idle(reply, _) = work else { return None };
-                return Some((*client, reply));
+                return Some((*client, server.name.clone(), reply));
             }
-            state = self.wait(state);
+            if now >= end {
+                drop(state);
+                tracing::warn!(
+                    batch,
+                    limit_s = limit.as_secs(),
+                    "no auxiliary server became idle within the limit"
+                );
+                return None;
+            }
+            state = self.wait(state, end);
         }
     }
 
-    fn wait_for(&self, client: u64, verification: u64) -> Outcome {
+    fn wait_for(&self, client: u64, verification: u64, limit: Duration) -> Outcome {
+        let end = Instant::now() + limit;
         let mut state = lock(&self.state);
         loop {
             match state.results.remove(&verification) {
@@ -265,24 +332,39 @@ impl AuxiliaryServers {
                 Some(VerificationResult::Failed(failure)) => return Outcome::Failed(failure),
                 None => {}
             }
-            let work = state.servers.get(&client).map(|server| &server.work);
-            if !matches!(work, Some(Work::Verifying { verification: current, .. }) if *current == verification)
-            {
-                return Outcome::Lost;
+            let Some(server) = state.servers.get_mut(&client) else { return Outcome::Lost };
+            match server.work {
+                Work::Verifying { verification: current, batch } if current == verification => {
+                    if Instant::now() >= end {
+                        server.work = Work::Overdue { batch };
+                        server.failed += 1;
+                        drop(state);
+                        // Other commits do not wait for this auxiliary server any more.
+                        self.changed.notify_all();
+                        return Outcome::Overdue(limit);
+                    }
+                }
+                _ => return Outcome::Lost,
             }
-            state = self.wait(state);
+            state = self.wait(state, end);
         }
     }
 
-    fn wait<'a>(&self, state: std::sync::MutexGuard<'a, State>) -> std::sync::MutexGuard<'a, State> {
-        let waited = self.changed.wait_timeout(state, LOOK_INTERVAL);
+    /// Waits until the state may have changed, or until `end`.
+    fn wait<'a>(
+        &self,
+        state: std::sync::MutexGuard<'a, State>,
+        end: Instant,
+    ) -> std::sync::MutexGuard<'a, State> {
+        let rest = end.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout(state, rest.min(LOOK_INTERVAL));
         waited.unwrap_or_else(std::sync::PoisonError::into_inner).0
     }
 }
 
 impl State {
     /// Removes the servers that do not wait for a batch any more and have not requested one again.
-    /// A client that has left without a reply is forgotten when this value is dropped.
+    /// The pending replies are dropped with the returned servers.
     fn take_left(&mut self) -> Vec<ConnectedServer> {
         let now = Instant::now();
         let has_left = |server: &ConnectedServer| matches!(server.work, Work::Idle(_, deadline) if deadline + GRACE <= now);
@@ -293,9 +375,13 @@ impl State {
 }
 
 impl ConnectedServer {
+    fn is_overdue(&self) -> bool {
+        matches!(self.work, Work::Overdue { .. })
+    }
+
     fn summary(&self) -> AuxiliarySummary {
         let batch = match self.work {
-            Work::Verifying { batch, .. } => Some(batch),
+            Work::Verifying { batch, .. } | Work::Overdue { batch } => Some(batch),
             Work::Idle(..) | Work::None => None,
         };
         AuxiliarySummary { name: self.name.clone(), batch, verified: self.verified, failed: self.failed }
@@ -306,33 +392,68 @@ fn failed(error: &Error) -> Reply {
     Reply::Failed(Failure::new(error))
 }
 
-/// The auxiliary servers of a store, and its directory, from which their tables are taken.
+/// The auxiliary servers of a store, and its directory, to which they write their tables.
 pub(crate) struct StoreVerifiers<'a> {
     pub(crate) servers: &'a AuxiliaryServers,
     pub(crate) dir: &'a StoreDir,
 }
 
+impl StoreVerifiers<'_> {
+    /// Reads a verdict, and takes its tables.
+    fn take(&self, verification: u64, bytes: &[u8], task: &VerificationTask) -> Result<Verdict> {
+        let verdict = Verdict::decode(bytes, task)?;
+        take_tables(self.dir, verification, verdict.tables())?;
+        Ok(verdict)
+    }
+}
+
 impl Auxiliary for StoreVerifiers<'_> {
     fn verify(&self, task: &VerificationTask) -> Result<Option<Verdict>> {
+        let batch = task.record.number;
         for _ in 0..ATTEMPTS {
-            let Some((verification, outcome)) = self.servers.run(task) else { return Ok(None) };
-            if let Outcome::Verified(bytes) = &outcome
-                && let Ok(verdict) = Verdict::decode(bytes, task)
-                && take_tables(self.dir, verification, verdict.tables()).is_ok()
-            {
+            let Some(Ended { verification, server, outcome }) = self.servers.run(task) else {
+                return Ok(None);
+            };
+            let taken = match &outcome {
+                Outcome::Verified(bytes) => self.take(verification, bytes, task).map(Some),
+                Outcome::Failed(_) | Outcome::Lost | Outcome::Overdue(_) => Ok(None),
+            };
+            if let Ok(Some(verdict)) = taken {
                 return Ok(Some(verdict));
             }
             // The other files of the auxiliary server are removed as garbage.
             let _ = remove_verification(self.dir, verification);
             match outcome {
-                Outcome::Lost => {}
+                Outcome::Lost => tracing::warn!(batch, ?server, "an auxiliary server was lost"),
                 Outcome::Failed(failure) if failure.kind() == ErrorKind::InvalidInput => {
-                    let batch = task.record.number.to_string();
-                    return Err(failure.into_error("verify batch", batch.as_bytes()));
+                    let error = failure.into_error("verify batch", batch.to_string().as_bytes());
+                    tracing::warn!(batch, ?server, %error, "an auxiliary server has refused a batch");
+                    return Err(error);
                 }
-                // An error of the files of its node, or a verdict that cannot be used: the primary
-                // server finds the error of the batch, if it is one.
-                Outcome::Failed(_) | Outcome::Verified(_) => return Ok(None),
+                // An error of the files on the node of the auxiliary server, or a verdict that
+                // cannot be used. If the batch is the reason, the verification by the primary
+                // server fails as well.
+                Outcome::Failed(failure) => {
+                    let error = failure.into_error("verify batch", batch.to_string().as_bytes());
+                    tracing::warn!(batch, ?server, %error, "an auxiliary server could not verify a batch");
+                    return Ok(None);
+                }
+                Outcome::Verified(_) => {
+                    if let Err(error) = taken {
+                        tracing::warn!(batch, ?server, %error, "the verdict of an auxiliary server is refused");
+                    }
+                    return Ok(None);
+                }
+                Outcome::Overdue(limit) => {
+                    let limit_s = limit.as_secs();
+                    tracing::warn!(
+                        batch,
+                        ?server,
+                        limit_s,
+                        "an auxiliary server has not verified a batch within the limit"
+                    );
+                    return Ok(None);
+                }
             }
         }
         Ok(None)

@@ -15,7 +15,7 @@ pub enum Resolution {
     Mine,
     /// The entry of the batch is removed.
     Theirs,
-    /// The entry of the batch gets this path in the store, which nothing else has.
+    /// The entry of the batch gets this path in the store, at which no other entry exists.
     Rename(Vec<u8>),
 }
 
@@ -24,8 +24,8 @@ pub enum Resolution {
 pub struct Resolved {
     /// The number of conflicts that were resolved.
     pub resolved: u64,
-    /// The number of conflicts of which nothing was kept, so that the entry of the batch cannot
-    /// replace the other one.
+    /// The number of conflicts for which no entry of the batch was kept, so that it cannot replace
+    /// the other entry.
     pub not_kept: u64,
 }
 
@@ -36,8 +36,8 @@ pub(crate) fn path_of_name(above: Result<Vec<u8>>, dir: u64, name: &[u8]) -> Vec
 }
 
 impl BatchStore {
-    /// Returns the path of a name in a directory. A directory that was removed has none, so the
-    /// path has its number.
+    /// Returns the path of a name in a directory. If the directory was removed, the path has the
+    /// number of the directory in place of its path.
     pub fn path_of_name(&self, dir: u64, name: &[u8]) -> Vec<u8> {
         path_of_name(self.path_of(dir), dir, name)
     }
@@ -48,7 +48,8 @@ impl BatchStore {
     ///
     /// # Errors
     /// `NotFound` if there is no such batch or conflict; `InvalidInput` if the batch is not
-    /// committed; `Exists` or `NotFound` for the path of a [`Resolution::Rename`]; those of files.
+    /// committed; `Exists` or `NotFound` for the path of a [`Resolution::Rename`]; the errors of
+    /// files.
     pub fn resolve(&self, number: u64, paths: Option<&[Vec<u8>]>, how: &Resolution) -> Result<Resolved> {
         let mut wanted: Option<HashSet<&[u8]>> =
             paths.map(|paths| paths.iter().map(|path| &path[..]).collect());
@@ -92,13 +93,14 @@ impl BatchStore {
         failure.map_or(Ok(result), Err)
     }
 
-    /// Resolves a conflict. Returns false if nothing was kept that could replace the other entry.
+    /// Resolves a conflict. Returns false if no entry of the batch was kept that could replace the
+    /// other entry.
     fn resolve_one(&self, conflict: &Conflict, how: &Resolution) -> Result<bool> {
         let names = &*self.primary().name_space();
         let Some(kept) = &conflict.kept_as else { return Ok(*how == Resolution::Theirs) };
         let found = names.lookup(kept.dir, &kept.name);
         if !matches!(found, Ok(Some(found)) if found.inode.number == kept.inode) {
-            // It was removed or renamed, so the conflict is resolved already.
+            // The kept entry was removed or renamed, so the conflict is resolved already.
             return Ok(true);
         }
         match how {
@@ -130,10 +132,10 @@ fn replace(names: &dyn NameSpace, kept: &Kept, conflict: &Conflict) -> Result<()
     if mine == Some(false) && theirs != Some(true) {
         return names.rename(from, to, Rename::Replace, now()).map(drop);
     }
-    // A directory is not replaced at once. If this ends in between, the other entry has another
-    // name, and the next attempt continues.
+    // A directory cannot be replaced with one rename. If this process ends between the two renames,
+    // the other entry has a temporary name, and the next attempt continues.
     const SUFFIX: &[u8] = b".replaced";
-    // Only the beginning of a long name fits, which differs from the name by the suffix.
+    // A long name is truncated before the suffix is added.
     let begin = &kept.name[..kept.name.len().min(quell_vfs::NAME_BYTES_MAX - SUFFIX.len())];
     let aside = &[begin, SUFFIX].concat()[..];
     if theirs.is_some() {
@@ -158,7 +160,8 @@ fn remove_conflict_dir(names: &dyn NameSpace, dir: u64) -> Result<()> {
     }
 }
 
-/// Removes an entry, and everything below it. The data files remain, until they are collected.
+/// Removes an entry, and everything below it. The data files remain until the garbage collection
+/// removes them.
 fn remove_tree(names: &dyn NameSpace, dir: u64, name: &[u8]) -> Result<()> {
     /// The number of names that are read at a time.
     const PAGE_ENTRIES: usize = 512;

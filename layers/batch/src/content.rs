@@ -20,7 +20,7 @@ use crate::nodes::Node;
 use crate::shared::{Shared, now};
 use crate::state::FileState;
 
-/// The largest size of a file, in bytes: that of Linux.
+/// The largest size of a file on Linux, in bytes.
 const SIZE_BYTES_MAX: u64 = i64::MAX as u64;
 /// The number of times that a change is tried while other mounts change the content.
 const ATTEMPTS: usize = 100;
@@ -67,7 +67,7 @@ impl Shared {
         }
     }
 
-    /// Returns the file with the bytes of the content, if they are in one.
+    /// Returns the open file with the bytes of the content, if they are in a file.
     pub(crate) fn opened_data(&self, state: &mut FileState) -> Result<Option<Arc<Handle>>> {
         if state.data.is_none() {
             state.data = self.data.open_content(&state.content)?.map(Arc::new);
@@ -133,7 +133,7 @@ impl Shared {
                     }
                 }
                 Content::File(_) | Content::Adopted(_) => self.move_to_data(node, &mut state)?,
-                // Only this mount changes the file, so its end is known.
+                // Only this mount changes the file, so the size of the file is known.
                 _ if !self.name_space.is_shared()
                     && state.size_bytes().saturating_add(length) <= INLINE_BYTES_MAX as u64 =>
                 {
@@ -196,8 +196,8 @@ impl Shared {
         self.note_and_keep_writes(node, state, inode)
     }
 
-    /// Records the inode. If its content is a data file now, the writes that were meant for the
-    /// inode are moved there.
+    /// Records the inode. If its content is now a data file, the pending writes to the inode are
+    /// moved to this file.
     pub(crate) fn note_and_keep_writes(
         &self,
         node: &Node,
@@ -247,7 +247,7 @@ impl Shared {
                         state.data = Some(Arc::new(Handle::Own(data)));
                         return Ok(());
                     }
-                    // The inode may have the new data file, which therefore remains.
+                    // The inode may refer to the new data file, which is therefore not removed.
                     Err(error) if error.kind != ErrorKind::Conflict => return Err(error),
                     Err(error) => error,
                 },
@@ -285,12 +285,12 @@ impl Shared {
                 break;
             }
         }
-        // A hole may have been filled after it was passed over.
+        // A hole may have been filled after it was skipped.
         from.check_unchanged()
     }
 
-    /// Changes a regular file, and returns the new attributes. `drops_set_id`: a new size removes
-    /// the set-id bits.
+    /// Changes a regular file, and returns the new attributes. If `drops_set_id` is set, a new size
+    /// removes the set-id bits.
     pub(crate) fn change_file(
         &self,
         node: &Node,
@@ -312,7 +312,7 @@ impl Shared {
     ) -> Result<quell_vfs::Attributes> {
         let rest = InodeChange { drops_set_id, ..inode_change(change) };
         let Some(size_bytes) = change.size_bytes else {
-            // Earlier writes are sent before, so that they do not change the new time.
+            // Earlier writes are sent first, so that they do not change the new time.
             self.send(node, state)?;
             let inode = self.change(node, &rest)?;
             let attributes = inode.attributes();
@@ -330,8 +330,8 @@ impl Shared {
                     self.send(node, state)?;
                     let data = self.opened_data(state)?;
                     let data = own(data.as_deref())?;
-                    // The bytes are removed before the size changes: a file that grows again has
-                    // zeros there, also if this process ends before the change.
+                    // The bytes are removed before the size changes: if the file grows again, it
+                    // has zeros there, even if this process ends before the change.
                     if data.stat()?.size_bytes > size_bytes {
                         data.set_size(size_bytes)?;
                     }
@@ -364,14 +364,14 @@ impl Shared {
         }
         match self.inode(node) {
             Ok(inode) => self.note_and_keep_writes(node, state, inode),
-            // Another client has removed the file: nothing is visible in it any more.
+            // Another client has removed the file, so no further changes become visible.
             Err(error) if error.kind == ErrorKind::Stale => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Makes the data and the attributes of a file survive a power failure. What other clients have
-    /// changed since the file was opened is visible afterwards.
+    /// Makes the data and the attributes of a file survive a power failure. Changes by other
+    /// clients since the file was opened are visible afterwards.
     pub(crate) fn sync(&self, node: &Node, state: &mut FileState) -> Result<()> {
         self.send(node, state)?;
         self.read_inode_again(node, state)?;
@@ -397,8 +397,8 @@ fn inline(state: &FileState, size_bytes: Option<u64>, append: &[u8]) -> DataChan
     DataChange::Inline { writes, size_bytes, append: append.to_vec() }
 }
 
-/// Returns the change that truncates a file whose content is in a file that this mount does not
-/// write to.
+/// Returns the change that truncates a file whose content is in a file to which this mount does not
+/// write.
 fn empty(expected: Content) -> DataChange {
     DataChange::Replace { expected, new: Content::Empty, size: FileSize::Exactly(0) }
 }

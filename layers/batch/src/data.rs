@@ -3,7 +3,7 @@
 //! versions: the name of a version other than 0 is `INODE.VERSION`.
 //!
 //! If a process ends between the creation of a data file and the change of its inode, or between
-//! the removal of a file and that of its data file, the data file remains without an inode.
+//! the removal of a file and the removal of its data file, the data file remains without an inode.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
@@ -18,19 +18,20 @@ use crate::incoming::open_data_file;
 
 const FILE_PERMISSIONS: u32 = 0o600;
 const DIR_PERMISSIONS: u32 = 0o700;
-/// The same in a store for a group. New entries of a directory with the set-group-ID bit get its
-/// group.
+/// The modes of files and directories in a store for a group. New entries of a directory with the
+/// set-group-ID bit get its group.
 const FILE_PERMISSIONS_OF_GROUP: u32 = 0o640;
 const DIR_PERMISSIONS_OF_GROUP: u32 = 0o2750;
-/// The number of data files of one inode that a creation passes over.
+/// The number of existing data files of one inode that a creation skips.
 const VERSIONS_MAX: u32 = 1000;
 
-/// The data directory of a store, and the batch whose files this mount writes.
+/// The data directory of a store, and the batch whose data files this mount writes.
 pub(crate) struct Data {
     dir: Arc<dyn WritableDir>,
     /// The directory with the data files of other users, in a store for a group.
     incoming: Option<OwnedFd>,
-    /// The directory with the data files of this mount, and their directory there.
+    /// The directory for the data files of this mount: the directory that contains it, and its
+    /// name.
     own: (Arc<dyn WritableDir>, String),
     /// The modes of new files and directories.
     permissions: (u32, u32),
@@ -60,8 +61,8 @@ impl Handle {
         }
     }
 
-    /// Returns the next range with data: see [`OpenFile::next_data`]. Errors: `Busy` for a file of
-    /// the batch of this mount, which is never copied.
+    /// Returns the next range with data, as [`OpenFile::next_data`] does. Errors: `Busy` for a file
+    /// of the batch of this mount, which is never copied.
     pub(crate) fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
         match self {
             Handle::Own(_) => Err(Error::new(ErrorKind::Busy, "copy", "a data file")),
@@ -70,7 +71,8 @@ impl Handle {
         }
     }
 
-    /// Checks that the bytes that were read are those of one state, if others may change the file.
+    /// Checks that all bytes that were read belong to one state of the file, if other users may
+    /// change it.
     pub(crate) fn check_unchanged(&self) -> Result<()> {
         match self {
             Handle::Adopted(file) => file.check(),
@@ -94,8 +96,8 @@ impl Data {
         Data { dir, incoming, own, permissions, batch, adopted, dirs: [const { OnceLock::new() }; DIRS] }
     }
 
-    /// Returns the data files of a store for a group. `is_foreign`: this user is not the owner of
-    /// the store, so the files of this mount are in `incoming`.
+    /// Returns the data files of a store for a group. If `is_foreign` is set, this user is not the
+    /// owner of the store, and the files of this mount are in `incoming`.
     pub(crate) fn of_group(
         dir: Arc<dyn WritableDir>,
         incoming: OwnedFd,
@@ -113,8 +115,8 @@ impl Data {
         Ok(data)
     }
 
-    /// Opens the file with the bytes of a content. `None` if they are in the inode. Errors: `Stale`
-    /// if the file does not exist, or is one of the adopted tree and was changed.
+    /// Opens the file with the bytes of a content. `None` if the bytes are in the inode. Errors:
+    /// `Stale` if the file does not exist, or if it belongs to the adopted tree and was changed.
     pub(crate) fn open_content(&self, content: &Content) -> Result<Option<Handle>> {
         match content {
             Content::File(file) => self.open(*file).map(Some),
@@ -212,8 +214,8 @@ impl Data {
         dir.open_file(file_name(file).as_bytes())
     }
 
-    /// Removes a data file, if it belongs to the batch of this mount. Others may be
-    /// part of a snapshot.
+    /// Removes a data file, if it belongs to the batch of this mount. Other data files may be part
+    /// of a snapshot.
     pub(crate) fn remove(&self, file: DataFile) -> Result<()> {
         match self.is_own(file) {
             true => self.own_dir(file.inode)?.remove(file_name(file).as_bytes()),

@@ -9,7 +9,7 @@ use quell_vfs::Result;
 use crate::data_names::{batch_name, dir_name, file_name};
 
 /// A file or directory below the data directory.
-pub(crate) enum Found<'a> {
+pub(crate) enum FoundFile<'a> {
     /// A data file.
     File { file: DataFile, dir: &'a dyn WritableDir, name: &'a [u8] },
     /// Anything else.
@@ -19,19 +19,19 @@ pub(crate) enum Found<'a> {
 /// Passes everything below the data directory to `visit`, with its path there.
 pub(crate) fn visit_data(
     data: &Arc<dyn WritableDir>,
-    visit: &mut dyn FnMut(&[u8], Found<'_>) -> Result<()>,
+    visit: &mut dyn FnMut(&[u8], FoundFile<'_>) -> Result<()>,
 ) -> Result<()> {
     for batch in data.names()? {
         let Some(number) = number_of(&batch, 10).filter(|number| batch_name(*number).as_bytes() == batch)
         else {
-            visit(&batch, Found::Unknown)?;
+            visit(&batch, FoundFile::Unknown)?;
             continue;
         };
         let batch_dir = data.open_writable_dir(&batch)?;
         for part in batch_dir.names()? {
             let path = [&batch[..], b"/", &part].concat();
             let Some(low) = number_of(&part, 16).filter(|low| dir_name(*low).as_bytes() == part) else {
-                visit(&path, Found::Unknown)?;
+                visit(&path, FoundFile::Unknown)?;
                 continue;
             };
             let dir = batch_dir.open_writable_dir(&part)?;
@@ -39,8 +39,8 @@ pub(crate) fn visit_data(
                 let path = [&path[..], b"/", &name].concat();
                 let found =
                     match data_file(number, &name).filter(|file| dir_name(file.inode) == dir_name(low)) {
-                        Some(file) => Found::File { file, dir: &*dir, name: &name },
-                        None => Found::Unknown,
+                        Some(file) => FoundFile::File { file, dir: &*dir, name: &name },
+                        None => FoundFile::Unknown,
                     };
                 visit(&path, found)?;
             }
@@ -55,7 +55,7 @@ pub(crate) fn remove_empty_dirs(data: &Arc<dyn WritableDir>, batch: u64) -> Resu
     let dir = data.open_writable_dir(name.as_bytes())?;
     let mut is_empty = true;
     for part in dir.names()? {
-        // A directory with files, or a file, stays.
+        // A file, or a directory with files, is not removed.
         is_empty &= dir.remove_dir(&part).is_ok();
     }
     match is_empty {
@@ -64,7 +64,7 @@ pub(crate) fn remove_empty_dirs(data: &Arc<dyn WritableDir>, batch: u64) -> Resu
     }
 }
 
-/// Returns the data file of a name.
+/// Returns the data file that has this name.
 fn data_file(batch: u64, name: &[u8]) -> Option<DataFile> {
     let (inode, version) = match name.iter().position(|byte| *byte == b'.') {
         Some(period) => (&name[..period], number_of(&name[period + 1..], 10)?),
@@ -83,7 +83,7 @@ pub(crate) fn size_of(dir: &dyn Dir, name: &[u8]) -> Result<u64> {
     Ok(dir.stat(name)?.size_bytes)
 }
 
-/// Returns the names in a directory that are numbers in decimal digits, and the other ones.
+/// Returns the names in a directory that are numbers in decimal digits, and the other names.
 pub(crate) fn numbered(dir: &PosixDir) -> Result<(Vec<u64>, Vec<Vec<u8>>)> {
     let (mut numbers, mut others) = (Vec::new(), Vec::new());
     for name in dir.names()? {

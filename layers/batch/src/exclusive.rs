@@ -7,10 +7,11 @@ use quell_vfs::{Error, ErrorKind, Result};
 use crate::server_files::find_server;
 use crate::store_dir::{OpenKeys, RETRY, StoreDir};
 
-/// Opens the key-value store. While another process has it open, this waits, at most for `wait`.
+/// Opens the key-value store. While another process has it open, the call waits, at most for
+/// `wait`.
 ///
 /// # Errors
-/// `Busy` if another process still has it open; those of files.
+/// `Busy` if another process still has it open; the errors of files.
 pub(crate) fn open_keys_within(dir: &StoreDir, wait: Duration) -> Result<OpenKeys> {
     let end = Instant::now() + wait;
     loop {

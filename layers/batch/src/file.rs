@@ -19,15 +19,16 @@ pub(crate) struct BatchFile {
     shared: Arc<Shared>,
     node: Arc<Node>,
     is_closed: AtomicBool,
-    /// The number of failed syncs of the data file that this open file has returned, or that were
-    /// before it.
+    /// The number of failed syncs of the data file that this open file has returned, or that failed
+    /// before it was opened.
     reported: AtomicU64,
-    /// The owners that may have locks which they have taken through this open file.
+    /// The owners that may hold locks that were taken through this open file.
     lock_owners: Mutex<Vec<LockOwner>>,
 }
 
 impl BatchFile {
-    /// Returns an open file of a node. It owns one use of the node, and its state counts it.
+    /// Returns an open file of a node. The caller has counted it as one use of the node, and in the
+    /// state of the file.
     pub(crate) fn new(shared: Arc<Shared>, node: Arc<Node>, sync_failures: u64) -> BatchFile {
         let (is_closed, reported) = (AtomicBool::new(false), AtomicU64::new(sync_failures));
         BatchFile { shared, node, is_closed, reported, lock_owners: Mutex::default() }
@@ -54,7 +55,8 @@ impl BatchFile {
         owners.iter().map(|owner| locks.release(self.node.number, *owner)).fold(Ok(()), Result::and)
     }
 
-    /// Returns the error of a failed sync, which may have been that of another open file, once.
+    /// Returns an error once after a failed sync, even if the sync was called through another open
+    /// file.
     fn check_synced(&self, failures: u64) -> Result<()> {
         match self.reported.swap(failures, Ordering::AcqRel) == failures {
             true => Ok(()),
@@ -144,7 +146,7 @@ impl quell_vfs::FileLocks for BatchFile {
         self.check_open()?;
         let locks = self.file_locks()?;
         if mode == LockMode::Shared {
-            // The lock may replace an exclusive one of the same owner.
+            // The lock may replace an exclusive lock of the same owner.
             self.publish()?;
         }
         // Recorded first, so that a close at the same time releases the lock.
@@ -184,7 +186,7 @@ impl quell_vfs::FileLocks for BatchFile {
 
 impl Drop for BatchFile {
     fn drop(&mut self) {
-        // A frontend has called `close` before, and gets its errors.
+        // A frontend calls `close` first, and gets its errors.
         let _ = self.close();
     }
 }

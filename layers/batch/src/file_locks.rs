@@ -25,7 +25,7 @@ const OPEN_AGAIN: Duration = Duration::from_millis(1);
 /// The locks of the owners in this process.
 pub(crate) struct FileLocks {
     dir: PosixDir,
-    /// The lock files of the owners that have locked a file, by its inode number.
+    /// The lock files that are open, by the inode number of the locked file and the owner.
     held: Mutex<HashMap<(u64, LockOwner), Box<dyn OpenFile>>>,
 }
 
@@ -39,7 +39,7 @@ impl FileLocks {
     /// whether it is locked now.
     ///
     /// # Errors
-    /// `InvalidInput` for an invalid scope; those of open(2) and fcntl(2).
+    /// `InvalidInput` for an invalid scope; the errors of open(2) and fcntl(2).
     pub(crate) fn try_lock(
         &self,
         number: u64,
@@ -60,7 +60,7 @@ impl FileLocks {
     /// Removes the locks of `owner` in `scope` of a file.
     ///
     /// # Errors
-    /// `InvalidInput` for an invalid scope; those of fcntl(2).
+    /// `InvalidInput` for an invalid scope; the errors of fcntl(2).
     pub(crate) fn unlock(&self, number: u64, owner: LockOwner, scope: LockScope) -> Result<()> {
         let (first, last) = SCOPES.of(scope)?;
         match lock(&self.held).get(&(number, owner)) {
@@ -72,7 +72,7 @@ impl FileLocks {
     /// Removes all locks of `owner` on a file, and the lock file if no other owner uses it.
     ///
     /// # Errors
-    /// Those of fcntl(2) and unlink(2).
+    /// The errors of fcntl(2) and unlink(2).
     pub(crate) fn release(&self, number: u64, owner: LockOwner) -> Result<()> {
         let mut held = lock(&self.held);
         let Entry::Occupied(entry) = held.entry((number, owner)) else { return Ok(()) };
@@ -82,22 +82,22 @@ impl FileLocks {
         locks.unlock(IN_USE, IN_USE)?;
         let in_use = LockedRange { first: IN_USE, last: IN_USE, mode: LockMode::Exclusive };
         let is_last = locks.try_lock_on_node(in_use)?;
-        // Closed after the removal.
+        // The file is closed after the removal.
         let file = entry.remove();
         if !is_last || file.stat()?.nlink == 0 {
             return Ok(());
         }
         match self.dir.remove(name(number).as_bytes()) {
-            // The process with the name space has ended.
+            // The process that serves the name space has ended.
             Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
             removed => removed,
         }
     }
 
-    /// Returns a lock of another owner that conflicts with the described one.
+    /// Returns a lock of another owner that conflicts with the described lock.
     ///
     /// # Errors
-    /// `InvalidInput` for an invalid scope; those of open(2) and fcntl(2).
+    /// `InvalidInput` for an invalid scope; the errors of open(2) and fcntl(2).
     pub(crate) fn conflicting(
         &self,
         number: u64,

@@ -1,4 +1,4 @@
-//! Tests of the locks of files on this node, with one set of locks for each process.
+//! Tests of the locks of files on this node, with one `FileLocks` for each process.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -14,7 +14,7 @@ fn locks(dir: &Path) -> FileLocks {
     FileLocks::new(OwnedFd::from(File::open(dir).unwrap()))
 }
 
-/// Locks, which no other lock conflicts with, succeed while other owners lock and release the file.
+/// A lock without a conflicting lock succeeds while other owners lock and release the file.
 #[test]
 fn a_release_does_not_conflict_with_locks_of_other_owners() {
     let dir = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, RwLock};
 
 use quell_batch_service::{
-    Content, DEPTH_MAX, Found, InodeChange, NameSpace, NewNode, Place, ROOT, XattrChange,
+    Content, DEPTH_MAX, FoundNode, InodeChange, NameSpace, NewNode, Place, ROOT, XattrChange,
 };
 use quell_mount_state::Cursors;
 use quell_posix::WritableDir;
@@ -24,7 +24,7 @@ use crate::state::FileState;
 
 /// The number of entries of a directory that are read at a time.
 const PAGE_ENTRIES: usize = 512;
-/// The largest length of the target of a symbolic link, in bytes: that of Linux.
+/// The largest length of the target of a symbolic link on Linux, in bytes.
 const TARGET_BYTES_MAX: usize = 4095;
 
 /// The files of a name space.
@@ -41,8 +41,8 @@ impl std::fmt::Debug for BatchFs {
 
 impl BatchFs {
     /// Returns the file system of a name space. `data` is the directory of the data files of the
-    /// store. This mount writes to those of `batch`: the number of the batch whose private name
-    /// space this is, or 0.
+    /// store. This mount writes to the data files of `batch`, which is the number of the batch for
+    /// a private name space, and 0 for the master image.
     pub fn new(name_space: Arc<dyn NameSpace>, data: Arc<dyn WritableDir>, batch: u64) -> BatchFs {
         BatchFs::with_data(name_space, Data::new(data, batch, None))
     }
@@ -86,7 +86,7 @@ impl BatchFs {
     }
 
     /// Adds a reference to a node that was found at a name.
-    fn hold(&self, (dir, name): (u64, &[u8]), found: &Found) -> Result<Arc<Node>> {
+    fn hold(&self, (dir, name): (u64, &[u8]), found: &FoundNode) -> Result<Arc<Node>> {
         let (number, kind) = (found.inode.number, found.inode.kind()?);
         let place = || match kind {
             Kind::Dir => Place::Dir(number),
@@ -113,7 +113,7 @@ impl BatchFs {
     ) -> Result<(Attributes, Arc<Node>)> {
         let dir = self.dir(dir)?;
         let _names = read_lock(&self.shared.names);
-        let Found { place, inode } = self.shared.name_space.create(dir, name, node, new, now())?;
+        let FoundNode { place, inode } = self.shared.name_space.create(dir, name, node, new, now())?;
         let (attributes, kind) = (inode.attributes()?, inode.kind()?);
         let state = if kind == Kind::File { FileState::created(inode.mode) } else { FileState::default() };
         let new = || Node::new(inode.number, kind, place, state);
@@ -128,7 +128,8 @@ impl BatchFs {
             let _names = write_lock(&self.shared.names);
             change(&*self.shared.name_space)?
         };
-        // The file is removed. A data file that cannot be removed remains without an inode.
+        // The file is removed. A data file that cannot be removed remains without an inode, until
+        // it is removed as garbage.
         if let Some(content) = unused {
             let _ = self.shared.remove_data(&content);
         }
@@ -140,7 +141,7 @@ impl BatchFs {
         &self,
         dir: NodeId,
         name: &[u8],
-        look_up: impl FnOnce(&dyn NameSpace, u64) -> Result<Option<Found>>,
+        look_up: impl FnOnce(&dyn NameSpace, u64) -> Result<Option<FoundNode>>,
     ) -> Result<Option<NodeRef<'_>>> {
         let dir = self.dir(dir)?;
         let (found, node) = {
@@ -149,7 +150,7 @@ impl BatchFs {
             let node = self.hold((dir, name), &found)?;
             (found, node)
         };
-        // The inode may lack writes that were sent since.
+        // The inode may lack writes that were sent after it was looked up.
         let is_open = node.kind == Kind::File && read_lock(&node.file).open > 0;
         let attributes = match is_open {
             true => self.shared.attributes(&node),
@@ -323,7 +324,8 @@ impl FileSystem for BatchFs {
     }
 
     fn forget(&self, node: NodeId, references: u64) {
-        // A data file that cannot be removed remains without an inode.
+        // A data file that cannot be removed remains without an inode, until it is removed as
+        // garbage.
         let _ = self.shared.release(node.0, references);
     }
 

@@ -3,26 +3,22 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::Duration;
 
-use quell_batch_service::{
-    BlockCache, Certificate, Checked, DataFile, Image, Key, Problem, ProblemKind, ROOT, Table, TableDir,
-    TableFiles, check_tables, split,
-};
+use quell_batch_service::{Checked, DataFile, Image, Key, Problem, ProblemKind, ROOT, check_tables, split};
 use quell_posix::{Dir, WritableDir};
 use quell_threads::{into_inner, lock};
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 
 use crate::adopted::AdoptedTree;
-use crate::data_files::{Found, numbered, visit_data};
+use crate::data_files::{FoundFile, numbered, visit_data};
 use crate::exclusive::open_keys_within;
 use crate::incoming::open_data_file;
 use crate::store::BatchStore;
 use crate::store_dir::{INCOMING, KEYS, OpenKeys, StoreDir};
 
-/// The identifiers of the kinds of problems of a store, besides those of
-/// [`ProblemKind`].
+/// The identifiers of the kinds of problems of a store, besides the kinds of [`ProblemKind`].
 const LOST_KEYS: &str = "lost-keys";
 const MISSING_DATA: &str = "missing-data";
 const LOST_TREE: &str = "lost-tree";
@@ -38,13 +34,13 @@ const CHECK_THREADS: usize = 8;
 /// A problem of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreProblem {
-    /// The identifier of its kind.
+    /// The identifier of the kind of the problem.
     pub kind: &'static str,
-    /// The path in the name space, if the problem is one of an entry there.
+    /// The path in the name space, if the problem concerns an entry.
     pub path: Option<Vec<u8>>,
     /// A description.
     pub detail: String,
-    /// Whether a repair corrects it.
+    /// Whether a repair corrects the problem.
     pub is_repairable: bool,
 }
 
@@ -64,8 +60,9 @@ pub fn problem_kinds() -> Vec<&'static str> {
         .collect()
 }
 
-/// Checks a store, passes each problem to `report`, and corrects those that can be if `repairs` is
-/// set. While another process has the store open, this waits, at most for `wait`.
+/// Checks a store, and passes each problem to `report`. If `repairs` is set, the problems that can
+/// be corrected are corrected. While another process has the store open, the call waits, at most
+/// for `wait`.
 ///
 /// # Errors
 /// As for [`BatchStore::open`]. `Damaged` also if there is no copy from which a lost image could be
@@ -99,7 +96,7 @@ pub fn fsck(
     let mut found = Vec::new();
     check_tables(&keys.store, &tables, &mut |problem| found.push(problem.clone()))?;
     if !found.is_empty() {
-        // Without its tables the image cannot be read.
+        // The image cannot be read without its tables.
         found.iter().for_each(|problem| report(&of_image(problem, None)));
         return Ok(Checked::default());
     }
@@ -145,7 +142,7 @@ fn opened_keys(dir: &StoreDir, wait: Duration) -> Result<Option<OpenKeys>> {
     }
 }
 
-/// Rebuilds the image from the copy of its description. What is left of the key-value store is kept
+/// Rebuilds the image from the copy of its description. The remains of the key-value store are kept
 /// as `keys.lost`.
 fn rebuild(dir: &StoreDir) -> Result<OpenKeys> {
     let files = dir.files()?;
@@ -181,23 +178,23 @@ fn check_data(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> Resu
     })?;
     visit_data(&store.data_dir()?, &mut |path, found| {
         match found {
-            Found::File { file, .. } => {
+            FoundFile::File { file, .. } => {
                 missing.remove(&file);
             }
-            Found::Unknown => report(&unknown(b"data/", path)),
+            FoundFile::Unknown => report(&unknown(b"data/", path)),
         }
         Ok(())
     })?;
     if store.dir.is_shared() {
-        // The files of other users belong to them, so only those that the image needs are looked
-        // at.
+        // The files of other users belong to them, so only the files that the image needs are
+        // checked.
         let incoming = store.dir.open_dir(INCOMING)?;
         missing.retain(|file| open_data_file(&incoming, *file).is_err());
     }
     if missing.is_empty() {
         return Ok(());
     }
-    // A second look at the image finds the names.
+    // The names are found with a second pass through the image.
     let mut places = Vec::new();
     store.primary().data_files(&mut |file, (dir, name)| {
         if missing.contains(&file) {
@@ -261,8 +258,8 @@ fn check_adopted(store: &BatchStore, repairs: bool, report: &mut dyn FnMut(&Stor
     }
 }
 
-/// Checks the directories of the batches, and that the open ones have the tables of their
-/// certificates.
+/// Checks the directories of the batches, and that the directories of open batches have the tables
+/// of their certificates.
 fn check_batches(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> Result<()> {
     let records = store.primary().batches()?;
     let known: BTreeSet<u64> = records.iter().map(|record| record.number).collect();
@@ -272,7 +269,7 @@ fn check_batches(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> R
     names.for_each(|name| report(&unknown(b"batches/", &name)));
     for record in records.iter().filter(|record| !record.state.has_ended()) {
         let checked = store.certificate(record.number).and_then(|found| match found {
-            Some((certificate, tables)) => check_certificate(&certificate, &tables),
+            Some((certificate, tables)) => certificate.check_files(&tables, false),
             None => Ok(()),
         });
         if let Err(error) = checked {
@@ -283,14 +280,6 @@ fn check_batches(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> R
                 is_repairable: false,
             });
         }
-    }
-    Ok(())
-}
-
-fn check_certificate(certificate: &Certificate, tables: &TableDir) -> Result<()> {
-    for stated in &certificate.tables {
-        let cache = Arc::new(BlockCache::default());
-        Table::open(tables.open(stated.number)?, Some(stated.checksum), cache)?;
     }
     Ok(())
 }

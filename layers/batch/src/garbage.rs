@@ -16,16 +16,16 @@ use quell_batch_service::{BatchState, DataFile};
 use quell_posix::WritableDir;
 use quell_vfs::Result;
 
-use crate::data_files::{Found, numbered, remove_empty_dirs, size_of, visit_data};
+use crate::data_files::{FoundFile, numbered, remove_empty_dirs, size_of, visit_data};
 use crate::store::BatchStore;
 use crate::verification_dir::visit_verifications;
 
 /// A file or directory that nothing refers to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unused {
-    /// Its path in the store.
+    /// The path in the store.
     pub path: Vec<u8>,
-    /// Its size, in bytes; 0 for a directory.
+    /// The size, in bytes; 0 for a directory.
     pub size_bytes: u64,
 }
 
@@ -35,7 +35,7 @@ impl BatchStore {
     ///
     /// # Errors
     /// `Damaged` if the image cannot be read; `Busy` if a process uses the directory of a batch
-    /// that has ended; those of files.
+    /// that has ended; the errors of files.
     pub fn collect_garbage(&self, removes: bool, visit: &mut dyn FnMut(&Unused)) -> Result<()> {
         // Clients of a server that has ended may have files to which no inode refers yet.
         let _no_clients = self.dir.exclude_clients()?;
@@ -59,7 +59,7 @@ impl BatchStore {
         let data = self.data_dir()?;
         let mut changed = BTreeSet::new();
         visit_data(&data, &mut |path, found| {
-            let Found::File { file, dir, name } = found else { return Ok(()) };
+            let FoundFile::File { file, dir, name } = found else { return Ok(()) };
             let is_of_ended = file.batch == 0 || ended.contains(&file.batch);
             if !is_of_ended || used.contains(&file) {
                 return Ok(());

@@ -1,7 +1,7 @@
-//! The directory `incoming` of a store for a group: the batches and the data files of other users
+//! The directory `incoming` of a store for a group: the batches and the data files of users other
 //! than the owner of the store. docs/formats/batch.md describes it.
 //!
-//! Everything in it may be changed by its user at any moment. A directory or file is opened without
+//! Users may change their entries in it at any time. A directory or file is opened without
 //! following symbolic links and without leaving the file system, and its owner is read from the
 //! descriptor.
 
@@ -21,7 +21,7 @@ pub(crate) fn refused(name: &str, reason: &'static str) -> Error {
     Error { source: Some(reason.into()), ..Error::new(ErrorKind::InvalidInput, OPERATION, name) }
 }
 
-/// Opens an entry of a directory of another user: neither by a symbolic link, nor on another file
+/// Opens an entry of a directory of another user. Fails if it is a symbolic link or on another file
 /// system.
 fn open_at(dir: &OwnedFd, name: &str, flags: OFlags) -> Result<(OwnedFd, Stat)> {
     let failed = |error: Errno| match error {
@@ -53,7 +53,8 @@ fn open_dir(dir: &OwnedFd, name: &str, uid: Option<u32>) -> Result<(OwnedFd, u32
     }
 }
 
-/// Opens a regular file of a user, which has no other name: it could be one of another directory.
+/// Opens a regular file of a user. Fails if the file has several names, because it could then also
+/// be in another directory.
 pub(crate) fn open_file(dir: &OwnedFd, name: &str, uid: u32) -> Result<(OwnedFd, u64)> {
     let (opened, found) = open_at(dir, name, OFlags::RDONLY).map_err(|error| match error.kind {
         // A socket, or a file with a lease.
@@ -75,7 +76,7 @@ pub(crate) fn open_file(dir: &OwnedFd, name: &str, uid: u32) -> Result<(OwnedFd,
 /// Opens the directory of a batch of a user.
 ///
 /// # Errors
-/// `NotFound` if there is none; `InvalidInput` if it is not a directory of this user; those of
+/// `NotFound` if there is none; `InvalidInput` if it is not a directory of this user; the errors of
 /// open(2).
 pub(crate) fn open_batch_dir(incoming: &OwnedFd, number: u64, uid: u32) -> Result<OwnedFd> {
     Ok(open_dir(incoming, &batch_name(number), Some(uid))?.0)
@@ -84,7 +85,7 @@ pub(crate) fn open_batch_dir(incoming: &OwnedFd, number: u64, uid: u32) -> Resul
 /// Opens a data file of another user for reading. It belongs to the user of its directory.
 ///
 /// # Errors
-/// `NotFound`; `InvalidInput` if it is not a regular file of this user; those of open(2).
+/// `NotFound`; `InvalidInput` if it is not a regular file of this user; the errors of open(2).
 pub(crate) fn open_data_file(incoming: &OwnedFd, file: DataFile) -> Result<Box<dyn OpenFile>> {
     let uid = file.batch.checked_sub(FILES_OF_USERS).map(|uid| u32::try_from(uid).unwrap_or(u32::MAX));
     let (top, uid) = open_dir(incoming, &incoming_name(file.batch), uid)?;

@@ -1,8 +1,8 @@
 //! Batch layer: a name space of a store for batches, and the data files of the store, as a file
 //! system of the contract (BatchFS).
 //!
-//! The name space is the master image, which several mounts share, or the private one of a batch.
-//! The bytes of a small file are in its inode. A file that becomes larger than
+//! The name space is the master image, which several mounts share, or the private name space of a
+//! batch. The bytes of a small file are in its inode. A file that becomes larger than
 //! [`INLINE_BYTES_MAX`](quell_batch_service::INLINE_BYTES_MAX) gets a data file, and keeps it.
 //!
 //! | module | content |
@@ -37,9 +37,10 @@
 //! | `open_batch` | a batch of this process |
 //! | `views` | the states of a running batch that other processes see |
 //! | `parts`, `part_records` | batches of several parts |
+//! | `commit_with_blobs` | the commit of a batch together with a transaction of blobs |
 //! | `conflicts` | the conflicts of committed batches, and their resolution |
 //! | `incoming` | the batches and data files of other users than the owner |
-//! | `take_in` | the copy of a batch of another user, before it is verified |
+//! | `copied_batch` | the copy of a batch of another user, before it is verified |
 //! | `data_names` | the names of data files |
 //! | `data_files` | the files below the data directory of a store |
 //! | `fsck` | the check of a store |
@@ -53,8 +54,10 @@ mod adopted;
 mod adoption;
 mod auxiliary_server;
 mod auxiliary_servers;
+mod commit_with_blobs;
 mod conflicts;
 mod content;
+mod copied_batch;
 mod data;
 mod data_files;
 mod data_names;
@@ -83,14 +86,15 @@ mod store;
 mod store_dir;
 mod store_lock;
 mod subtree;
-mod take_in;
 mod verification_dir;
 mod views;
 
 pub use access::StoreAccess;
 pub use adoption::{Adoption, AdoptionProgress};
 pub use auxiliary_server::{AuxiliaryEvent, AuxiliaryServer};
+pub use auxiliary_servers::VERIFICATION_LIMIT;
 pub use auxiliary_servers::{AuxiliaryServers, SendReply};
+pub use commit_with_blobs::{MarkerLocation, TransactionOutcome};
 pub use conflicts::{Resolution, Resolved};
 pub use file_system::BatchFs;
 pub use fsck::{StoreProblem, fsck, problem_kinds};
@@ -98,6 +102,7 @@ pub use garbage::Unused;
 pub use local::open_shared_names;
 pub use open_batch::OpenBatch;
 pub use parts::{PartProgress, part_progress};
+pub use quell_batch_service::{Marker, ProofForm};
 pub use server_files::ServerFiles;
 pub use serving::{Requester, ServedStore};
 pub use shared_names::{Executed, SharedNames};

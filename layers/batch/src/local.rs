@@ -13,7 +13,7 @@ use crate::file_system::BatchFs;
 use crate::served_names::{ServedNames, Server};
 use crate::store_dir::StoreDir;
 
-/// The operation of errors.
+/// The name of the operation in errors.
 const CALL: &str = "call the process of the store";
 
 /// The connection to the process that has the name space.
@@ -46,11 +46,11 @@ impl Server for LocalProcess {
 /// Connects to the process that serves a name space at `socket` (a
 /// [`SharedNames`](crate::SharedNames)), and returns its file system. `store` is the path of the
 /// store, for messages; `batch` is the number of the batch, or 0 in the synchronous mode. Each
-/// process needs a connection of its own, also after fork(2).
+/// process needs its own connection, also after fork(2).
 ///
 /// # Errors
-/// `NotFound` and `Unavailable` if no process serves there; `PermissionDenied` if it belongs to
-/// another user; those of files of the store.
+/// `NotFound` and `Unavailable` if no process serves a name space at `socket`; `PermissionDenied`
+/// if the process belongs to another user; the errors of files of the store.
 pub fn open_shared_names(socket: &Path, store: &Path, batch: u64) -> Result<BatchFs> {
     let channel = LocalChannel::connect_with(socket, quell_posix::moved)?;
     let subject = store.as_os_str().as_encoded_bytes().to_vec();

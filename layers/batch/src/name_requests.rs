@@ -16,13 +16,15 @@ pub(crate) fn refuse(reason: &str) -> Error {
     Error { source, ..Error::new(ErrorKind::InvalidInput, "execute a request", "") }
 }
 
-/// Returns the error for a client of another version.
-pub(crate) fn other_version() -> Error {
-    let reason = format!("the server has version {PROTOCOL} of the protocol");
+/// Returns the error for a client with another version of the protocol.
+pub(crate) fn other_version(protocol: u32) -> Error {
+    let reason = format!(
+        "the server has version {PROTOCOL} of the protocol, and the client version {protocol}: use one version of Quell"
+    );
     Error { source: Some(reason.into()), ..Error::new(ErrorKind::Unsupported, "greet", "") }
 }
 
-/// Executes a request on names. Errors: `Unsupported` for a request of another kind.
+/// Executes a request on names. Errors: `Unsupported` for a request that is not about names.
 pub(crate) fn perform(names: &dyn NameSpace, request: Request) -> Result<Reply> {
     Ok(match request {
         Request::Lookup { dir, name } => Reply::Found(names.lookup(dir, &name.0)?),

@@ -21,10 +21,11 @@ pub(crate) struct Node {
 /// The position of a node in the name space.
 #[derive(Debug, Clone)]
 pub(crate) enum Position {
-    /// Here, unless another mount has renamed it since. A file with several names has one of them
-    /// here.
+    /// The node was found at this place. Another mount may have renamed it since, and a file may
+    /// have other names.
     At(Place),
-    /// This mount has removed its last name: the inode is only here.
+    /// This mount has removed the last name of the node. The name space does not have the inode any
+    /// more.
     Removed(Box<Inode>),
 }
 
@@ -95,7 +96,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Removes uses of a node. Returns the node if these were its last ones.
+    /// Removes uses of a node. Returns the node if these were its last uses.
     pub(crate) fn release(&mut self, number: u64, uses: u64) -> Option<Arc<Node>> {
         let used = self.0.get_mut(&number).filter(|_| number != ROOT)?;
         used.uses = used.uses.saturating_sub(uses);

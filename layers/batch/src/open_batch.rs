@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
-use quell_batch_service::{BatchRecord, BatchSummary, MEMORY_BYTES, Names, PrivateEntries, TableDir};
+use quell_batch_service::{
+    BatchRecord, BatchSummary, MEMORY_BYTES, Names, PrivateEntries, ProofForm, TableDir,
+};
 use quell_threads::{lock, read_lock};
 use quell_vfs::Result;
 
@@ -25,6 +27,8 @@ pub struct OpenBatch {
     names: Arc<RwLock<Names<PrivateEntries>>>,
     tables: Arc<TableDir>,
     fs: Arc<BatchFs>,
+    /// The form in which the changes are submitted.
+    proof: ProofForm,
     /// The number of attempts to commit.
     attempts: AtomicU64,
     views: Mutex<PublishedViews>,
@@ -44,15 +48,15 @@ impl OpenBatch {
     ///
     /// # Errors
     /// `Busy` if another open batch changes a part of this tree, or a tree that contains it;
-    /// `NotFound` or `NotADirectory` if there is no such directory; those of files.
+    /// `NotFound` or `NotADirectory` if there is no such directory; the errors of files.
     pub fn begin(store: StoreAccess, path: &[u8], name: &str, is_atomic: bool) -> Result<OpenBatch> {
         let (record, store_number, dir) = store.begin(path, name, is_atomic)?;
         let number = record.number;
         let made = dir.make_batch(number);
         // Others can use the store when this returns.
         made.and_then(|()| OpenBatch::open(record, store_number, dir)).inspect_err(|_| {
-            // Nothing can use the batch. If this fails as well, it stays in the list of open
-            // batches.
+            // The batch cannot be used. If the abort fails as well, the batch stays in the list of
+            // open batches.
             let _ = store.abort_locked(number);
         })
     }
@@ -67,8 +71,13 @@ impl OpenBatch {
         let tree = tree_below(names.clone(), record.subtree);
         let fs = Arc::new(dir.file_system(tree, record.number)?);
         let attempts = AtomicU64::new(0);
-        let views = Mutex::default();
-        Ok(OpenBatch { dir, store_number, record, names, tables, fs, attempts, views, _lock: lock })
+        let (proof, views) = (ProofForm::default(), Mutex::default());
+        Ok(OpenBatch { dir, store_number, record, names, tables, fs, proof, attempts, views, _lock: lock })
+    }
+
+    /// Sets the form in which the changes are submitted.
+    pub fn with_proof(self, proof: ProofForm) -> OpenBatch {
+        OpenBatch { proof, ..self }
     }
 
     /// Returns the private name space as a file system.
@@ -79,7 +88,7 @@ impl OpenBatch {
     /// Returns the private name space, to be served to processes of this node.
     ///
     /// # Errors
-    /// Those of open(2).
+    /// The errors of open(2).
     pub fn shared_names(&self) -> Result<SharedNames> {
         let tree = tree_below(self.names.clone(), self.record.subtree);
         Ok(SharedNames::new(tree, self.store_number, true, self.dir.open_dir(".")?))
@@ -92,18 +101,18 @@ impl OpenBatch {
 
     /// Publishes a view of the batch for other processes if one of them has requested it since the
     /// last view, and returns whether it did. Operations of the batch wait only until its changes
-    /// in memory are copied. To be called every few seconds.
+    /// in memory are copied. The process of the batch must call it every few seconds.
     ///
     /// # Errors
-    /// Those of files; the next call tries again.
+    /// The errors of files; the next call tries again.
     pub fn publish_view(&self) -> Result<bool> {
         let mut views = lock(&self.views);
         let files = self.dir.batch(self.record.number)?.files;
         views.answer(self.record.number, &self.names, &self.tables, &files)
     }
 
-    /// Publishes the changes of the batch. While another process has the store open and serves it
-    /// to no one, this waits, at most for `wait`. After an error it can be repeated. The file
+    /// Publishes the changes of the batch. While another process has the store open and does not
+    /// serve it, the call waits, at most for `wait`. It can be repeated after an error. The file
     /// system is not used afterwards.
     ///
     /// # Errors
@@ -113,12 +122,12 @@ impl OpenBatch {
         self.submit()?;
         lock(&self.views).end();
         let summary = self.open_store(wait)?.commit_locked(self.record.number)?;
-        // The other files are committed, and the error is returned then.
+        // If a file could not be ended, the other files are committed, and the error is returned.
         ended.map(|()| summary)
     }
 
     /// Submits the changes of the batch, as [`StoreAccess::submit`] does, and waits like
-    /// [`commit`](Self::commit). After an error it can be repeated. The file system is not used
+    /// [`commit`](Self::commit). It can be repeated after an error. The file system is not used
     /// afterwards.
     ///
     /// # Errors
@@ -128,30 +137,30 @@ impl OpenBatch {
         self.submit()?;
         lock(&self.views).end();
         let summary = self.open_store(wait)?.submit_locked(self.record.number)?;
-        // The other files are submitted, and the error is returned then.
+        // If a file could not be ended, the other files are submitted, and the error is returned.
         ended.map(|()| summary)
     }
 
     /// Closes a part of a batch: its changes and their certificate are durable when this returns.
-    /// It does not need the key-value store. After an error it can be repeated. The file system is
-    /// not used afterwards.
+    /// Closing does not need the key-value store. It can be repeated after an error. The file
+    /// system is not used afterwards.
     ///
     /// # Errors
-    /// Those of files.
+    /// The errors of files.
     pub fn close(&self) -> Result<()> {
         let ended = self.fs.end();
         self.submit()?;
         lock(&self.views).end();
-        // Processes that watch the part end.
+        // Processes that watch the part end when there is no view any more.
         remove_if_present(&self.dir.batch(self.record.number)?.files, VIEW)?;
         ended
     }
 
     /// Writes the changes and their certificate, so that [`StoreAccess::commit`] can publish them
-    /// also after the end of this process. The file system is not used afterwards.
+    /// even after the end of this process. The file system is not used afterwards.
     ///
     /// # Errors
-    /// Those of files. It can be repeated.
+    /// The errors of files. It can be repeated.
     pub fn prepare(&self) -> Result<()> {
         self.fs.end()?;
         self.submit()
@@ -160,7 +169,8 @@ impl OpenBatch {
     fn submit(&self) -> Result<()> {
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
         let names = read_lock(&self.names);
-        let certificate = names.0.submit(self.store_number, &self.record, &*self.tables, attempt)?;
+        let (store, form) = (self.store_number, self.proof);
+        let certificate = names.0.submit(store, &self.record, &*self.tables, form, attempt)?;
         drop(names);
         self.dir.sync_data(self.record.number)?;
         // From here on another process can commit the batch if this one ends.

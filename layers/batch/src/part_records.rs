@@ -2,14 +2,14 @@
 
 use quell_batch_service::{BatchRecord, BatchState, PartState};
 
-/// Returns the numbers of all parts of a batch, and its own.
+/// Returns the numbers of all parts of a batch, and the number of the batch.
 pub(crate) fn with_parts(records: &[BatchRecord], batch: u64) -> Vec<u64> {
     let is_of = |record: &&BatchRecord| record.number == batch || record.part_of() == Some(batch);
     records.iter().filter(is_of).map(|record| record.number).collect()
 }
 
-/// Returns the numbers of the batches whose files a commit of `batch` reads: its own, or those of
-/// its parts.
+/// Returns the numbers of the records whose files a commit of `batch` reads: the number of the
+/// batch, or the numbers of its parts.
 pub(crate) fn submitted_by(records: &[BatchRecord], batch: &BatchRecord) -> Vec<u64> {
     if !batch.has_parts() {
         return vec![batch.number];

@@ -1,7 +1,7 @@
-//! Batches of several parts: their begin, the join of a part, and the states of parts.
+//! Batches of several parts: begins a batch, joins it as a part, and reports the progress of parts.
 //!
-//! A part is *closed* when its certificate is complete, which is a file in its directory. So the
-//! process of a part needs the key-value store only when it joins.
+//! A part is *closed* when its certificate, a file in its directory, is complete. So the process of
+//! a part needs the key-value store only to join.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,22 +16,22 @@ use crate::open_batch::OpenBatch;
 use crate::store_dir::{RETRY, StoreDir};
 use crate::store_lock::StoreLock;
 
-/// How far a part of a batch that has not ended is.
+/// The progress of a part of a batch that has not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PartProgress {
-    /// A process changes it.
+    /// A process changes the part.
     Open,
-    /// Its changes are complete and durable.
+    /// The changes of the part are complete and durable.
     Closed,
-    /// Its process ended before the changes were complete.
+    /// The process of the part ended before the changes were complete.
     Lost,
 }
 
-/// Returns how far a part is, or `None` if `number` is no part that has not ended. The store may be
-/// open in another process, and this does not wait for it.
+/// Returns the progress of a part, or `None` if `number` is not the number of a part that has not
+/// ended. The call does not wait for a process that has the store open.
 ///
 /// # Errors
-/// Those of the store and of files.
+/// The errors of the store and of files.
 pub fn part_progress(store: &Path, number: u64) -> Result<Option<PartProgress>> {
     let dir = StoreDir::open(store)?;
     match open_batch_of_copy(&TableDir::new(dir.tables()?), number) {
@@ -71,30 +71,30 @@ impl StoreDir {
 }
 
 impl StoreAccess {
-    /// Begins a batch of the user of this process, whose changes are those of its parts, in the
-    /// tree below the directory at `path`.
+    /// Begins a batch of the user of this process, which consists of parts, in the tree below the
+    /// directory at `path`.
     ///
     /// # Errors
     /// `Busy` if another open batch changes a part of this tree, or a tree that contains it;
-    /// `NotFound` or `NotADirectory` if there is no such directory; those of files.
+    /// `NotFound` or `NotADirectory` if there is no such directory; the errors of files.
     pub fn begin_for_parts(&self, path: &[u8], name: &str, is_atomic: bool) -> Result<BatchSummary> {
         let subtree = self.dir_at(path)?;
         let new = NewBatch { name: name.to_owned(), caller: caller()?, subtree, is_atomic };
         self.begin_batch_for_parts(new).map(|record| record.summary())
     }
 
-    /// Returns how far a part is that has not ended.
+    /// Returns the progress of a part that has not ended.
     ///
     /// # Errors
-    /// Those of files.
+    /// The errors of files.
     pub fn progress_of_part(&self, part: u64) -> Result<PartProgress> {
         self.directory().part_progress(part)
     }
 
-    /// Returns how far each part of a batch is that has not ended, with the number of the part.
+    /// Returns the numbers and the progress of the parts of a batch that have not ended.
     ///
     /// # Errors
-    /// Those of reads.
+    /// The errors of reads.
     pub fn parts(&self, batch: u64) -> Result<Vec<(u64, PartProgress)>> {
         let numbers = open_parts(&self.batches()?, batch);
         numbers.into_iter().map(|part| Ok((part, self.progress_of_part(part)?))).collect()
@@ -116,8 +116,8 @@ impl StoreAccess {
         Ok(lost)
     }
 
-    /// Locks a batch and its parts that have not ended, so that no process uses them and none
-    /// joins.
+    /// Locks a batch and its parts that have not ended, so that no process uses them or joins the
+    /// batch.
     ///
     /// # Errors
     /// `Busy` if a process uses the batch or a part.
@@ -139,7 +139,7 @@ impl StoreAccess {
     /// Checks that no part of a batch is lost. The caller has locked the parts.
     ///
     /// # Errors
-    /// `NotFound` if one is.
+    /// `NotFound` if a part is lost.
     pub(crate) fn check_parts_closed(&self, batch: u64) -> Result<()> {
         let parts = self.parts(batch)?;
         let lost = parts.iter().filter(|(_, progress)| *progress != PartProgress::Closed);
@@ -158,13 +158,13 @@ impl StoreAccess {
 }
 
 impl OpenBatch {
-    /// Joins a batch as a part of it, and ends the access to the store. `path` is that of the
-    /// directory which the batch may change. While another part joins, this waits, at most for
+    /// Joins a batch as a part of it, and ends the access to the store. `path` is the path of the
+    /// directory that the batch may change. While another part joins, the call waits, at most for
     /// `wait`.
     ///
     /// # Errors
     /// `InvalidInput` if the batch is not open, has no parts, or changes another directory;
-    /// `NotFound` if there is no such batch; `Busy` if it is being committed; those of files.
+    /// `NotFound` if there is no such batch; `Busy` if it is being committed; the errors of files.
     pub fn join(
         store: StoreAccess,
         path: &[u8],
@@ -178,7 +178,7 @@ impl OpenBatch {
         {
             let of_batch = store.path_of(found.subtree)?;
             let reason = format!(
-                "it changes the directory {} of the store: add this path to that of the store",
+                "it changes the directory {} of the store: append this path to the path of the store",
                 if of_batch.is_empty() { "/".into() } else { String::from_utf8_lossy(&of_batch) }
             );
             let error = Error::new(ErrorKind::InvalidInput, "join batch", batch.to_string());
@@ -190,7 +190,7 @@ impl OpenBatch {
             store.join(NewPart { batch, name: name.to_owned(), caller: caller()? })?;
         let part = record.number;
         let opened = OpenBatch::open(record, store_number, dir).inspect_err(|_| {
-            // Nothing can use the part. If this fails as well, it is a lost part.
+            // The part cannot be used. If the abort fails as well, the part is a lost part.
             let _ = store.abort(part);
         });
         drop(lock);

@@ -1,4 +1,4 @@
-//! Random numbers of stores, views and verifications, which no other one has.
+//! Random numbers that identify stores, views and verifications.
 
 pub(crate) fn random_number() -> u128 {
     use std::hash::{BuildHasher, RandomState};

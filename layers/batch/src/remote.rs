@@ -23,21 +23,23 @@ use crate::store_lock::StoreLock;
 pub(crate) const REPLY_BYTES_MAX: u32 = 512 << 10;
 /// The time for which a request is repeated if no server answers.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
-/// The same for the verification and the commit of a batch.
+/// The same time for the verification and the commit of a batch.
 const COMMIT_LIMIT: Duration = Duration::from_secs(24 * 3600);
 /// The pause before a request is repeated.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The time for which a client waits until the server has received its goodbye.
+/// The time for which a client waits until the server has received its disconnect message.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
 
-/// A client of the server of a store. It finds a server that replaces the present one.
+/// A client of the server of a store. It connects to the next server if the present one is
+/// replaced.
 pub(crate) struct Remote {
     // The connection ends before the directory is closed, to which the path of the socket refers.
     link: Mutex<Link>,
     store_number: u128,
     dir: StoreDir,
-    /// Held while this client may have data files to which no inode refers yet.
-    /// Only the owner of the store can lock it, and `quell batch gc` removes no files of others.
+    /// Held while this client may have data files to which no inode refers yet. `None` for users
+    /// other than the owner of the store, who cannot take the lock, and whose files `quell batch
+    /// gc` does not remove.
     _data: Option<StoreLock>,
 }
 
@@ -58,7 +60,8 @@ impl Remote {
     /// Connects to the server of a store.
     ///
     /// # Errors
-    /// `Unavailable` if there is none; for a server over TCP, those of the file with the key.
+    /// `Unavailable` if there is no server; for a server over TCP, the errors of the file with the
+    /// key.
     pub(crate) fn connect(dir: StoreDir) -> Result<Remote> {
         let settings = find_server(&dir)?;
         let data = match dir.owner() {
@@ -129,7 +132,7 @@ impl Remote {
         }
     }
 
-    /// Returns all batches, in the order of their beginnings.
+    /// Returns all batches, in the order in which they began.
     pub(crate) fn batches(&self) -> Result<Vec<BatchSummary>> {
         self.list(
             |batch: &BatchSummary| batch.number,
@@ -140,7 +143,7 @@ impl Remote {
         )
     }
 
-    /// Returns the snapshots of all open batches, in the order of their beginnings.
+    /// Returns the snapshots of all open batches, in the order in which they began.
     pub(crate) fn snapshots(&self) -> Result<Vec<SnapshotSummary>> {
         self.list(
             |snapshot: &SnapshotSummary| snapshot.batch,
@@ -159,8 +162,8 @@ impl Remote {
         }
     }
 
-    /// Returns the items of all parts of a list, which ascend by their numbers. `part` requests the
-    /// items after a number, and returns whether there are no later ones.
+    /// Returns all items of a list, which is requested in parts and ascends by the numbers of the
+    /// items. `part` requests the items after a number, and returns whether they are the last ones.
     fn list<T>(
         &self,
         number_of: impl Fn(&T) -> u64,
@@ -202,8 +205,8 @@ impl Remote {
         lock(&self.link).clone()
     }
 
-    /// Sends a request, and returns the reply. It is sent again if it was certainly not executed,
-    /// or if its repetition has the same result.
+    /// Sends a request, and returns the reply. The request is sent again if the server has
+    /// certainly not executed it, or if a repetition has the same result.
     fn call(&self, request: &Request) -> Result<Reply> {
         let limit = if matches!(request, Request::Commit { .. }) { COMMIT_LIMIT } else { CALL_LIMIT };
         let (encoded, deadline) = (encode(request), Instant::now() + limit);
@@ -234,8 +237,8 @@ impl Remote {
         }
     }
 
-    /// Connects to the server that has replaced the one of `link`, if it has another address. A
-    /// server of the same address is found by the connection itself.
+    /// Connects to the server that has replaced the server of `link`, if it has another address.
+    /// The connection itself finds a new server at the same address.
     fn follow(&self, link: &Link) {
         // After an error, the next repetition tries again.
         let Ok(settings) = find_server(&self.dir) else { return };
@@ -245,7 +248,7 @@ impl Remote {
         }
         let Ok(client) = Client::start(settings) else { return };
         let mut present = lock(&self.link);
-        // Another thread may have been faster.
+        // Another thread may already have replaced the link.
         if Arc::ptr_eq(&present.client, &link.client) {
             *present = Link { client: Arc::new(client), server };
         }
@@ -258,7 +261,7 @@ impl Remote {
 }
 
 impl Drop for Remote {
-    /// Lets the server forget this client at once. It would do so later in any case.
+    /// Tells the server to forget this client at once, and not only after a time.
     fn drop(&mut self) {
         self.link().client.stop(GOODBYE_LIMIT);
     }

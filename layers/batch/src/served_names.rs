@@ -1,54 +1,55 @@
-//! A name space that another process has, by requests to it. docs/formats/batch-protocol.md
-//! describes the messages.
+//! A name space that another process has open. The operations are requests to this process.
+//! docs/formats/batch-protocol.md describes the messages.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
 
 use quell_batch_service::{
-    Bytes, Found, Inode, InodeChange, NameSpace, NewNode, Place, Removed, RenameRequest, Renamed, Reply,
+    Bytes, FoundNode, Inode, InodeChange, NameSpace, NewNode, Place, Removed, RenameRequest, Renamed, Reply,
     Request,
 };
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time};
 
-/// The connection to a process that has a name space.
+/// The connection to a process that has a name space open.
 pub(crate) trait Server: Send + Sync {
     /// Sends a request, and returns the reply, which is not `Failed`.
     fn call(&self, request: &Request) -> Result<Reply>;
     /// Returns the error for a reply that does not belong to the request.
     fn unexpected(&self) -> Error;
     /// Returns a number that differs from earlier ones if a directory was renamed, removed or
-    /// changed since. [`NO_VERSION`] if such changes are not noticed; [`ENDED`] after the end.
+    /// changed since. [`NO_VERSION`] if such changes are not counted; [`ENDED`] after the end of
+    /// the name space.
     fn version(&self) -> u64 {
         NO_VERSION
     }
 }
 
-/// Directories are not cached.
+/// The version of a name space whose directories must not be cached.
 pub(crate) const NO_VERSION: u64 = 0;
-/// The process has ended the name space.
+/// The version after the process has ended the name space.
 pub(crate) const ENDED: u64 = u64::MAX;
 /// The largest number of cached directories.
 const DIRS_MAX: usize = 1024;
 
-/// Directories by the number of the directory above and their name, as they were at a version.
+/// Directories as they were at a version, by the number of the parent directory and their name.
 #[derive(Default)]
 struct Dirs {
     version: u64,
     count: usize,
-    found: HashMap<u64, HashMap<Vec<u8>, Found>>,
+    found: HashMap<u64, HashMap<Vec<u8>, FoundNode>>,
 }
 
 impl Dirs {
-    fn get(&self, version: u64, dir: u64, name: &[u8]) -> Option<Found> {
+    fn get(&self, version: u64, dir: u64, name: &[u8]) -> Option<FoundNode> {
         if version != self.version {
             return None;
         }
         self.found.get(&dir)?.get(name).cloned()
     }
 
-    /// Adds a directory that was looked up after the version was read.
-    fn insert(&mut self, version: u64, (dir, name): (u64, &[u8]), found: Found) {
+    /// Adds a directory. `version` was read before the directory was looked up.
+    fn insert(&mut self, version: u64, (dir, name): (u64, &[u8]), found: FoundNode) {
         if version != self.version || self.count >= DIRS_MAX {
             *self = Dirs { version, ..Dirs::default() };
         }
@@ -58,7 +59,7 @@ impl Dirs {
     }
 }
 
-/// The name space of a process.
+/// The name space that another process has open.
 pub(crate) struct ServedNames<S> {
     server: S,
     dirs: Mutex<Dirs>,
@@ -75,7 +76,7 @@ fn bytes(name: &[u8]) -> Bytes {
 }
 
 impl<S: Server> ServedNames<S> {
-    fn call_for_found(&self, request: &Request) -> Result<Found> {
+    fn call_for_found(&self, request: &Request) -> Result<FoundNode> {
         match self.server.call(request)? {
             Reply::Found(Some(found)) => Ok(found),
             _ => Err(self.server.unexpected()),
@@ -95,14 +96,14 @@ impl<S: Server> NameSpace for ServedNames<S> {
         true
     }
 
-    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
         match self.server.call(&Request::Lookup { dir, name: bytes(name) })? {
             Reply::Found(found) => Ok(found),
             _ => Err(self.server.unexpected()),
         }
     }
 
-    fn lookup_on_path(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+    fn lookup_on_path(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
         let version = self.server.version();
         if version == NO_VERSION {
             return self.lookup(dir, name);
@@ -128,7 +129,7 @@ impl<S: Server> NameSpace for ServedNames<S> {
         }
     }
 
-    fn find(&self, number: u64, place: &Place) -> Result<Found> {
+    fn find(&self, number: u64, place: &Place) -> Result<FoundNode> {
         self.call_for_found(&Request::Find { number, place: place.clone() })
     }
 
@@ -159,12 +160,12 @@ impl<S: Server> NameSpace for ServedNames<S> {
         }
     }
 
-    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<Found> {
+    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<FoundNode> {
         let (name, new, now) = (bytes(name), new.into(), now.into());
         self.call_for_found(&Request::Create { dir, name, node, new, now })
     }
 
-    fn link(&self, (number, place): (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<Found> {
+    fn link(&self, (number, place): (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<FoundNode> {
         let (place, name, now) = (place.clone(), bytes(name), now.into());
         self.call_for_found(&Request::Link { number, place, dir, name, now })
     }
@@ -213,7 +214,7 @@ mod tests {
 
     use super::*;
 
-    fn dir(number: u64) -> Found {
+    fn dir(number: u64) -> FoundNode {
         let content = Content::Parent { dir: 1, name: b"a".to_vec() };
         let inode = Inode {
             number,
@@ -227,7 +228,7 @@ mod tests {
             content,
             xattrs: Vec::new(),
         };
-        Found { place: Place::Dir(number), inode }
+        FoundNode { place: Place::Dir(number), inode }
     }
 
     #[test]

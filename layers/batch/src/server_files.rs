@@ -52,11 +52,11 @@ impl ServerFiles {
         if self.0.is_shared() { UnixClients::OfAllUsers } else { UnixClients::OfThisUser }
     }
 
-    /// Returns the key of the store, which is created if there is none. The caller has the store
+    /// Returns the key of the store, and creates it if it does not exist. The caller has the store
     /// open.
     ///
     /// # Errors
-    /// `PermissionDenied` or `Damaged` if the file is not as a server has created it; those of
+    /// `PermissionDenied` or `Damaged` if the file is not as a server has created it; the errors of
     /// files.
     pub fn key(&self) -> Result<PoolKey> {
         match read_key(&self.0, KEY) {
@@ -67,7 +67,7 @@ impl ServerFiles {
         }
     }
 
-    /// Returns the key of auxiliary servers, which is created if there is none: stores of earlier
+    /// Returns the key of auxiliary servers, and creates it if it does not exist: stores of earlier
     /// versions have none. The caller has the store open.
     ///
     /// # Errors
@@ -82,10 +82,10 @@ impl ServerFiles {
         Ok(NamedKey { name: AUXILIARY, key: key? })
     }
 
-    /// Lets clients of other nodes find the server at an address, which is `HOST:PORT`.
+    /// Publishes the address of the server, `HOST:PORT`, for clients on other nodes.
     ///
     /// # Errors
-    /// Those of files.
+    /// The errors of files.
     pub fn publish(&self, address: &str, protection: Protection) -> Result<()> {
         let files = self.0.files()?;
         remove_if_present(&files, NEW_ADDRESS)?;
@@ -101,7 +101,7 @@ impl ServerFiles {
     /// Removes the socket and the address, so that clients do not look for a server that has ended.
     ///
     /// # Errors
-    /// Those of files.
+    /// The errors of files.
     pub fn remove(&self) -> Result<()> {
         let files = self.0.files()?;
         remove_if_present(&files, ADDRESS)?;
@@ -110,13 +110,13 @@ impl ServerFiles {
 }
 
 /// Finds the server of a store. Errors: `Unavailable` if no server accepts connections; for a
-/// server over TCP, those of the file with the key.
+/// server over TCP, the errors of the file with the key.
 pub(crate) fn find_server(dir: &StoreDir) -> Result<ClientSettings> {
     find_server_with(dir, &|| read_key(dir, KEY))
 }
 
-/// Finds the server of a store for an auxiliary server. Errors: as for [`find_server`]; those of
-/// the file with the commit key.
+/// Finds the server of a store for an auxiliary server. Errors: as for [`find_server`]; the errors
+/// of the file with the commit key.
 pub(crate) fn find_primary(dir: &StoreDir) -> Result<ClientSettings> {
     let key = read_key(dir, COMMIT_KEY).map_err(|error| match error.kind {
         ErrorKind::NotFound => {
@@ -148,12 +148,21 @@ fn find_server_with(dir: &StoreDir, key: &dyn Fn() -> Result<PoolKey>) -> Result
         }
         Err(cause) => cause,
     };
-    // The socket of a server of another node accepts no connections.
+    // If the server runs on another node, its socket accepts no connections on this node.
     if dir.owner().is_some() {
         let reason = "; only the owner of the store can start it, and other users reach it on its node only";
         return Err(unavailable(&format!("{by_socket}{reason}")));
     }
-    let Some((address, protection)) = read_address(dir)? else { return Err(unavailable(&by_socket)) };
+    let Some((published, protection)) = read_address(dir)? else { return Err(unavailable(&by_socket)) };
+    let address = match resolve(&published) {
+        Ok(address) => address,
+        // A name server that does not answer now may answer later.
+        Err(cause) => {
+            let reason = format!("cannot resolve the address of the server, `{published}`: {cause}");
+            let error = Error::new(ErrorKind::Unavailable, "find the server of", dir.subject());
+            return Err(Error { source: Some(reason.into()), ..error });
+        }
+    };
     TcpStream::connect_timeout(&address, CONNECT_LIMIT).map_err(|cause| unavailable(&cause))?;
     let key = key()?;
     Ok(ClientSettings { protection, ..ClientSettings::new(Role::Batch, Endpoint::Tcp(address), key) })
@@ -167,8 +176,14 @@ fn read_key(dir: &StoreDir, name: &str) -> Result<PoolKey> {
     }
 }
 
-/// Returns the address and the protection in the file, if there is one.
-fn read_address(dir: &StoreDir) -> Result<Option<(SocketAddr, Protection)>> {
+/// Returns the first address of a published `HOST:PORT`.
+fn resolve(published: &str) -> std::io::Result<SocketAddr> {
+    use std::net::ToSocketAddrs;
+    published.to_socket_addrs()?.next().ok_or_else(|| std::io::ErrorKind::AddrNotAvailable.into())
+}
+
+/// Returns the published `HOST:PORT` and the protection in the file, if there is one.
+fn read_address(dir: &StoreDir) -> Result<Option<(String, Protection)>> {
     let file = match dir.files()?.open_file(ADDRESS) {
         Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
         opened => opened?,
@@ -177,12 +192,11 @@ fn read_address(dir: &StoreDir) -> Result<Option<(SocketAddr, Protection)>> {
     let length = file.read_at(&mut bytes, 0)?;
     match parse_address(&bytes[..length]) {
         Some(found) => Ok(Some(found)),
-        None => Err(damaged(dir, "the file `address` does not have its format, or the host is not known")),
+        None => Err(damaged(dir, "the file `address` does not have its format")),
     }
 }
 
-fn parse_address(bytes: &[u8]) -> Option<(SocketAddr, Protection)> {
-    use std::net::ToSocketAddrs;
+fn parse_address(bytes: &[u8]) -> Option<(String, Protection)> {
     if bytes.len() > ADDRESS_BYTES_MAX {
         return None;
     }
@@ -192,7 +206,8 @@ fn parse_address(bytes: &[u8]) -> Option<(SocketAddr, Protection)> {
         ENCRYPTION => Protection::Encryption,
         _ => return None,
     };
-    Some((address.to_socket_addrs().ok()?.next()?, protection))
+    let (host, port) = address.rsplit_once(':')?;
+    (!host.is_empty() && port.parse::<u16>().is_ok()).then(|| (address.to_owned(), protection))
 }
 
 fn damaged(dir: &StoreDir, reason: &str) -> Error {
@@ -209,6 +224,9 @@ mod tests {
         for (text, expected) in [
             ("127.0.0.1:70 integrity\n", Some(Protection::Integrity)),
             ("[::1]:70 encryption\n", Some(Protection::Encryption)),
+            ("no-such-host.invalid:70 integrity\n", Some(Protection::Integrity)),
+            (":70 integrity\n", None),
+            ("127.0.0.1:70000 integrity\n", None),
             ("127.0.0.1:70 integrity", None),
             ("127.0.0.1:70 none\n", None),
             ("127.0.0.1 integrity\n", None),
@@ -216,11 +234,8 @@ mod tests {
             ("", None),
         ] {
             let found = parse_address(text.as_bytes());
-            assert_eq!(
-                found.map(|(address, protection)| (address.port(), protection)),
-                expected.map(|p| (70, p)),
-                "{text}"
-            );
+            let of_text = |protection| (text.split_once(' ').expect("a word").0.to_owned(), protection);
+            assert_eq!(found, expected.map(of_text), "{text}");
         }
         assert_eq!(parse_address(&[b'1'; ADDRESS_BYTES_MAX + 1]), None);
     }

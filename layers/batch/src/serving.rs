@@ -16,8 +16,7 @@ use crate::name_requests::{BEYOND_LIMITS, LONG_REPLY, other_version, perform, re
 use crate::shared::now;
 use crate::store::BatchStore;
 
-/// The size of the batches, or of the conflicts, of a reply, above which no more are added, in
-/// bytes.
+/// No more items of a list are added to a reply when they have this many bytes.
 const LISTED_BYTES: usize = 128 << 10;
 /// The kinds of requests, in the order of their numbers, as counters name them.
 const KINDS: [&str; 25] = [
@@ -63,8 +62,8 @@ pub struct ServedStore {
     store: BatchStore,
     requests: [AtomicU64; KINDS.len()],
     failures: AtomicU64,
-    /// The number of batches that clients have submitted, and how many of them are committed or
-    /// refused for certain.
+    /// The number of batches that clients have submitted, and the number of those that are
+    /// certainly committed or refused.
     submitted: AtomicU64,
     committed: AtomicU64,
     /// Held while submitted batches are committed.
@@ -93,7 +92,7 @@ impl ServedStore {
     /// Returns whether an encoded request commits or aborts a batch, which can last for minutes: an
     /// abort waits for a commit of the same batch.
     pub fn ends_batch(request: &[u8]) -> bool {
-        // The number of the request, and that of the batch.
+        // The largest encoded length of the number of the request and the number of the batch.
         const END_BYTES_MAX: usize = 11;
         request.len() <= END_BYTES_MAX
             && matches!(decode(request), Ok(Request::Commit { .. } | Request::Abort { .. }))
@@ -148,14 +147,14 @@ impl ServedStore {
     /// Commits the batches that were submitted. Requests that use the image wait meanwhile.
     ///
     /// # Errors
-    /// Those of files. The batches stay submitted, and it can be repeated.
+    /// The errors of files. The batches stay submitted, and the call can be repeated.
     pub fn commit_submitted(&self) -> Result<()> {
         let submitted = self.submitted.load(Ordering::Acquire);
         if self.committed.load(Ordering::Acquire) >= submitted {
             return Ok(());
         }
         let _one = lock(&self.committing);
-        // Another thread may have committed them meanwhile.
+        // Another thread may have committed the batches meanwhile.
         if self.committed.load(Ordering::Acquire) < submitted {
             self.store.commit_submitted()?;
             self.committed.fetch_max(submitted, Ordering::AcqRel);
@@ -180,7 +179,7 @@ impl ServedStore {
             Request::Hello { protocol: PROTOCOL } => {
                 Reply::Welcome { store: self.store.primary().store_number() }
             }
-            Request::Hello { .. } => return Err(other_version()),
+            Request::Hello { protocol } => return Err(other_version(protocol)),
             Request::Begin { name, caller, subtree, is_atomic } => Reply::Begun(match requester {
                 Requester::Owner => self.store.begin(NewBatch { name, caller, subtree, is_atomic })?,
                 Requester::User(known) => {
@@ -234,7 +233,7 @@ impl ServedStore {
 
 impl ServedStore {
     /// Checks the rights of a user, except for the permissions of entries, which the name space
-    /// checks. A batch is ended by its user only.
+    /// checks. Only its user may end a batch.
     fn check_rights(&self, requester: &Requester, request: &Request) -> Result<()> {
         let Requester::User(caller) = requester else { return Ok(()) };
         let refuse = |reason: &str| {
@@ -278,7 +277,7 @@ impl ServedStore {
 }
 
 impl Requester {
-    /// Returns the requester of a client of this user.
+    /// Returns the requester for a client of this user.
     pub fn of_user(uid: u32, gid: u32, groups: &[u32]) -> Requester {
         match uid == 0 || uid == rustix::process::geteuid().as_raw() {
             true => Requester::Owner,
@@ -304,7 +303,7 @@ fn refuse_verifier() -> Error {
     Error { source, ..Error::new(ErrorKind::PermissionDenied, "execute a request", "") }
 }
 
-/// Returns the first items that fit into a reply, and whether these are all.
+/// Returns the first items that fit into a reply, and whether they are all items.
 fn page<T: Serialize>(mut items: impl Iterator<Item = T>) -> (Vec<T>, bool) {
     let (mut page, mut page_bytes) = (Vec::new(), 0);
     while page_bytes < LISTED_BYTES {

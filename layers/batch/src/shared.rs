@@ -16,12 +16,11 @@ use crate::nodes::{Node, Nodes, Position};
 pub(crate) struct Shared {
     pub(crate) name_space: Arc<dyn NameSpace>,
     pub(crate) data: Data,
-    /// The locks of files; `None` if the caller keeps them.
+    /// The locks of files; `None` if the frontend manages them.
     pub(crate) locks: Option<FileLocks>,
     pub(crate) nodes: Mutex<Nodes>,
-    /// Held for writing while this mount removes, renames or links names, until the positions of
-    /// the nodes are those after it. Held for reading from the use of a position until the name
-    /// space has answered.
+    /// Held for writing while this mount removes, renames or links names and updates the positions
+    /// of the nodes. Held for reading from the use of a position until the name space has answered.
     pub(crate) names: RwLock<()>,
 }
 
@@ -35,8 +34,8 @@ impl Shared {
         }
     }
 
-    /// Changes the inode of a node, and returns the changed one. Errors: as for
-    /// [`inode`](Self::inode), and those of [`InodeChange::apply`].
+    /// Changes the inode of a node, and returns the changed inode. Errors: as for
+    /// [`inode`](Self::inode), and the errors of [`InodeChange::apply`].
     pub(crate) fn change(&self, node: &Node, change: &InodeChange) -> Result<Inode> {
         let _names = read_lock(&self.names);
         let applied = |inode: &mut Inode| change.apply(inode, now()).map(|()| inode.clone());

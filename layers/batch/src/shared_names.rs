@@ -1,4 +1,4 @@
-//! A name space of this process that it serves to processes of its user on this node, through the
+//! A name space that this process serves to processes of the same user on this node, through the
 //! local channel. docs/formats/batch-protocol.md describes the messages.
 
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use crate::name_requests::{BEYOND_LIMITS, LONG_REPLY, perform, refuse};
 use crate::remote::REPLY_BYTES_MAX;
 use crate::served_names::{ENDED, NO_VERSION};
 
-/// The number of renamed files that are kept is at most twice as large.
+/// The largest number of files in each of the two maps of renamed files.
 const RENAMED_MAX: usize = 32_768;
 
 /// The newest names of the files that were renamed last. A client that has such a file open knows
@@ -65,8 +65,8 @@ impl std::fmt::Debug for SharedNames {
 pub struct Executed {
     /// The encoded reply.
     pub reply: Vec<u8>,
-    /// A directory was renamed or removed, or its attributes were changed: the version of the
-    /// directories changes.
+    /// Whether a directory was renamed or removed, or its attributes were changed, so that the
+    /// version of the directories must change.
     pub changed_dirs: bool,
 }
 
@@ -83,7 +83,7 @@ impl SharedNames {
     /// Returns a descriptor of the directory of the store, which clients get.
     ///
     /// # Errors
-    /// Those of fcntl(2).
+    /// The errors of fcntl(2).
     pub fn store_descriptor(&self) -> Result<OwnedFd> {
         self.dir.try_clone().map_err(|cause| Error::from_io(cause, "duplicate", "the directory of the store"))
     }
@@ -122,7 +122,7 @@ impl SharedNames {
         }
         let is_dir = |dir: u64, name: &[u8]| {
             let found = self.names.lookup(dir, name);
-            // After an error the entry may be a directory.
+            // If the look-up fails, the entry may be a directory.
             found.map_or(true, |found| {
                 found.is_some_and(|found| !matches!(found.inode.kind(), Ok(Kind::File)))
             })
@@ -191,7 +191,7 @@ impl SharedNames {
     /// Waits until the changes survive a power failure.
     ///
     /// # Errors
-    /// Those of fsync(2).
+    /// The errors of fsync(2).
     pub fn sync(&self) -> Result<()> {
         self.names.sync()
     }

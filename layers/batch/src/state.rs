@@ -1,5 +1,5 @@
 //! The state of a regular file that is in use: its inode as it was last read, and the writes that
-//! are not yet in the name space. The functions have no I/O.
+//! are not yet in the name space. The functions perform no I/O.
 
 use std::sync::{Arc, Mutex};
 
@@ -24,11 +24,11 @@ pub(crate) struct FileState {
     pub(crate) data: Option<Arc<Handle>>,
     /// Whether the name of the data file was made durable since the file was opened.
     pub(crate) has_durable_name: bool,
-    /// Writes to the content in the inode that the inode does not have yet. If there are any, the
-    /// content is not a data file.
+    /// Writes to the content in the inode that the inode does not have yet. If there are pending
+    /// writes, the content is not a data file.
     pub(crate) pending: Extents,
     /// The end and the time of the writes that the inode does not have yet. If there is a data
-    /// file, it has their bytes.
+    /// file, it already has the bytes of these writes.
     unsent: Mutex<Option<Unsent>>,
     /// The number of failed syncs of the data file.
     pub(crate) sync_failures: u64,
@@ -74,7 +74,7 @@ impl FileState {
         (self.size_bytes, self.mode) = (inode.size_bytes, inode.mode);
     }
 
-    /// Ends the use by an open file. After the last one, the writes that could not be sent are
+    /// Ends the use by an open file. After the last use, the writes that could not be sent are
     /// discarded: each close has returned the error.
     pub(crate) fn closed(&mut self) {
         self.open -= 1;
@@ -93,7 +93,7 @@ impl FileState {
         self.mode & SET_ID != 0
     }
 
-    /// Returns the size, with the writes that the inode does not have yet.
+    /// Returns the size, including the writes that the inode does not have yet.
     pub(crate) fn size_bytes(&self) -> u64 {
         let unsent = lock(&self.unsent).map_or(0, |unsent| unsent.end);
         self.size_bytes.max(unsent)
@@ -116,7 +116,7 @@ impl FileState {
         *lock(&self.unsent) = None;
     }
 
-    /// Returns the attributes of the inode as they are with the writes that it does not have yet.
+    /// Returns the attributes of the inode, changed by the writes that the inode does not have yet.
     pub(crate) fn with_unsent(&self, found: Attributes) -> Attributes {
         let Some(unsent) = self.unsent() else { return found };
         let size_bytes = found.size_bytes.max(unsent.end);

@@ -1,5 +1,5 @@
 //! A store for batches in a directory of the shared file system: its files, and the batches of this
-//! process. docs/formats/batch.md draws the files.
+//! process. docs/formats/batch.md describes the files.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quell_batch_service::{
-    BatchRecord, BatchState, BlockCache, Certificate, CommitGuard, Conflict, Image, NewBatch, NewPart,
-    Primary, Table, TableDir, TableFiles,
+    BatchRecord, BatchState, Certificate, CommitGuard, Conflict, Image, Marker, NewBatch, NewPart, Primary,
+    SubmittedChanges, TableDir,
 };
 use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_vfs::{Error, ErrorKind, NewEntry, Rename, Result};
 
 use crate::adoption::{Adoption, tree_for};
 use crate::auxiliary_servers::{AuxiliaryServers, StoreVerifiers};
+use crate::copied_batch::{copy_batch, needs_copy};
 use crate::exclusive::open_keys_within;
 use crate::file_system::BatchFs;
 use crate::part_records::{submitted_by, with_parts};
@@ -26,13 +27,12 @@ use crate::store_dir::{
 };
 use crate::store_lock::StoreLock;
 use crate::subtree::{dir_at, path_of, tree_below};
-use crate::take_in::{needs_copy, take_in};
 
 /// An open store. One process at a time has it open.
 #[derive(Debug)]
 pub struct BatchStore {
-    // The order of the fields is the order in which they are dropped: the key-value store is below
-    // the directory.
+    // The order of the fields is the order in which they are dropped: the key-value store must be
+    // closed before its directory.
     primary: Primary,
     auxiliaries: Box<AuxiliaryServers>,
     pub(crate) dir: StoreDir,
@@ -46,7 +46,7 @@ impl BatchStore {
     ///
     /// # Errors
     /// `Exists` if the directory has files; `PermissionDenied` if other users have access to it;
-    /// those of files.
+    /// the errors of files.
     pub fn create(path: &Path) -> Result<()> {
         BatchStore::create_with(path, |dir| {
             let keys = dir.open_keys()?;
@@ -61,7 +61,8 @@ impl BatchStore {
     /// use through its server.
     ///
     /// # Errors
-    /// As for [`create`](Self::create); `PermissionDenied` if this user is no member of the group.
+    /// As for [`create`](Self::create); `PermissionDenied` if this user is not a member of the
+    /// group.
     pub fn create_for_group(path: &Path, gid: u32) -> Result<()> {
         let is_new = std::fs::symlink_metadata(path).is_err();
         let mut dir = BatchStore::empty_dir(path)?;
@@ -72,7 +73,7 @@ impl BatchStore {
                 }
                 let keys = dir.open_keys()?;
                 let owner = rustix::process::geteuid().as_raw();
-                // Each member can create entries, and remove its own ones.
+                // Each member of the group can create entries, and remove only its own entries.
                 let root = NewEntry { permissions: 0o3770, uid: owner, gid };
                 Image::create(&keys.store, random_number(), root, now())?;
                 keys.store.close()
@@ -82,12 +83,12 @@ impl BatchStore {
     }
 
     /// Creates a store as [`create`](Self::create) does, whose name space begins with the entries
-    /// of the directory `tree`. The bytes of its files stay there, and `tree` is never changed. If
-    /// this fails, everything that it has created is removed.
+    /// of the directory `tree`. The bytes of the files stay in `tree`, which is never changed. If
+    /// the call fails, everything that it has created is removed.
     ///
     /// # Errors
     /// As for [`create`](Self::create); `InvalidInput` if the store is in `tree`; `Interrupted`
-    /// after [`AdoptionProgress::stop`](crate::AdoptionProgress::stop); those of files of the
+    /// after [`AdoptionProgress::stop`](crate::AdoptionProgress::stop); the errors of files of the
     /// store, and of `tree` itself. Entries of `tree` that cannot be adopted are reported.
     pub fn adopt(path: &Path, tree: &Path, adoption: &Adoption<'_>) -> Result<()> {
         let tree = tree_for(path, tree)?;
@@ -138,11 +139,11 @@ impl BatchStore {
         WritableDir::sync(&files)
     }
 
-    /// Opens a store. While another process has it open, this waits, at most for `wait`.
+    /// Opens a store. While another process has it open, the call waits, at most for `wait`.
     ///
     /// # Errors
     /// `NotFound` if there is no store; `Busy` if another process has it open; `PermissionDenied`
-    /// if it belongs to another user; `Damaged`; those of files.
+    /// if it belongs to another user; `Damaged`; the errors of files.
     pub fn open(path: &Path, wait: Duration) -> Result<BatchStore> {
         let dir = StoreDir::open(path)?;
         dir.check_format()?;
@@ -152,17 +153,18 @@ impl BatchStore {
         Ok(store)
     }
 
-    /// Commits the batches that were submitted, in their order. Those that cannot be committed are
-    /// recorded as refused.
+    /// Commits the submitted batches in the order in which they were submitted. Batches that cannot
+    /// be committed are recorded as refused.
     ///
     /// # Errors
-    /// Those of files that are no reason to refuse a batch, such as `NoSpace`. It can be repeated.
+    /// Errors of files for which a batch is not refused, such as `NoSpace`. The call can be
+    /// repeated.
     pub(crate) fn commit_submitted(&self) -> Result<()> {
         self.commit_listed(&self.primary.submitted()?)
     }
 
-    /// Commits those of the batches that are still submitted: others may have been committed or
-    /// aborted after they were listed.
+    /// Commits the batches that are still submitted. Some may have been committed or aborted after
+    /// they were listed.
     fn commit_listed(&self, numbers: &[u64]) -> Result<()> {
         for number in numbers {
             let guard = self.primary.lock_commit(*number);
@@ -171,8 +173,8 @@ impl BatchStore {
             }
             let Err(error) = self.commit_guarded(&guard) else { continue };
             let refused = match error.kind {
-                // Of others: it is atomic and has conflicts, or its files are not those of the
-                // certificate.
+                // The batch itself is the reason: it is refused, it is atomic and has conflicts, or
+                // files of its certificate are missing.
                 ErrorKind::InvalidInput | ErrorKind::Damaged | ErrorKind::Busy | ErrorKind::NotFound => error,
                 kind => match self.read_files_of_batch(*number) {
                     Err(error) => error,
@@ -191,8 +193,8 @@ impl BatchStore {
         Ok(())
     }
 
-    /// Reads all files that a batch has submitted, to find out whether the error of a commit is one
-    /// of them.
+    /// Reads all files that a batch has submitted, to find out whether they are the reason for the
+    /// error of a commit.
     fn read_files_of_batch(&self, number: u64) -> Result<()> {
         let submitted = submitted_by(&self.primary.batches()?, &self.record(number)?);
         submitted.into_iter().try_for_each(|number| self.read_submitted_files(number))
@@ -200,14 +202,7 @@ impl BatchStore {
 
     fn read_submitted_files(&self, number: u64) -> Result<()> {
         let (certificate, batch) = read_certificate(&self.dir, number)?;
-        for stated in &certificate.tables {
-            let cache = Arc::new(BlockCache::default());
-            let table =
-                Arc::new(Table::open(batch.tables.open(stated.number)?, Some(stated.checksum), cache)?);
-            let mut entries = table.entries();
-            while entries.next(|_, _| ())?.is_some() {}
-        }
-        Ok(())
+        certificate.check_files(&batch.tables, true)
     }
 
     /// Marks a batch whose certificate is complete as submitted, for a process that uses it.
@@ -217,7 +212,7 @@ impl BatchStore {
         if let BatchState::Committed { .. } = record.state {
             return Ok(record);
         }
-        self.take_in(&record, true)?;
+        self.copy_batch(&record, true)?;
         for submitted in submitted_by(&self.primary.batches()?, &record) {
             read_certificate(&self.dir, submitted)?;
         }
@@ -256,7 +251,8 @@ impl BatchStore {
         Ok(PosixDir::of_descriptor(self.dir.tables()?))
     }
 
-    /// Reads the certificate of a batch and opens its tables. `None` if it has none.
+    /// Reads the certificate of a batch and opens its tables. `None` if the batch has no
+    /// certificate.
     pub(crate) fn certificate(&self, number: u64) -> Result<Option<(Certificate, TableDir)>> {
         let batch = match self.dir.batch(number) {
             Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
@@ -277,7 +273,7 @@ impl BatchStore {
     /// Returns the files by which clients find the server of the store.
     ///
     /// # Errors
-    /// Those of open(2).
+    /// The errors of open(2).
     pub fn server_files(&self) -> Result<ServerFiles> {
         Ok(ServerFiles::new(self.dir.duplicate()?))
     }
@@ -295,17 +291,17 @@ impl BatchStore {
     /// not be used after the store is dropped.
     ///
     /// # Errors
-    /// `NotFound` or `NotADirectory` if there is no such directory; those of files.
+    /// `NotFound` or `NotADirectory` if there is no such directory; the errors of files.
     pub fn file_system(&self, path: &[u8]) -> Result<BatchFs> {
         let names = self.primary.name_space();
         let top = dir_at(&*names, path)?;
         self.dir.file_system(tree_below(names, top), 0)
     }
 
-    /// Begins a batch, and creates its directory.
+    /// Begins a batch, and creates the directory of the batch.
     ///
     /// # Errors
-    /// As for [`Primary::begin`]; those of files.
+    /// As for [`Primary::begin`]; the errors of files.
     pub(crate) fn begin(&self, new: NewBatch) -> Result<BatchRecord> {
         self.with_directory(self.primary.begin(new)?)
     }
@@ -313,7 +309,7 @@ impl BatchStore {
     /// Begins a batch of a user whose client is not trusted.
     ///
     /// # Errors
-    /// As for [`Primary::begin_of_user`]; those of files.
+    /// As for [`Primary::begin_of_user`]; the errors of files.
     pub(crate) fn begin_of_user(&self, new: NewBatch) -> Result<BatchRecord> {
         self.with_directory(self.primary.begin_of_user(new)?)
     }
@@ -323,10 +319,10 @@ impl BatchStore {
         Ok(record)
     }
 
-    /// Adds a part to a batch, and creates its directory.
+    /// Adds a part to a batch, and creates the directory of the part.
     ///
     /// # Errors
-    /// As for [`Primary::join`]; those of files.
+    /// As for [`Primary::join`]; the errors of files.
     pub(crate) fn join(&self, new: NewPart) -> Result<BatchRecord> {
         let record = self.primary.join(new)?;
         self.batches_dir()?.make_dir(record.number.to_string().as_bytes(), 0o700)?;
@@ -339,8 +335,8 @@ impl BatchStore {
         numbers.into_iter().try_for_each(|number| self.dir.remove_batch(number))
     }
 
-    /// Publishes a batch whose process has ended after it had written the certificate. A batch that
-    /// is committed already is returned as it is.
+    /// Publishes a batch whose process has ended after it had written the certificate. If the batch
+    /// is committed already, its record is returned.
     ///
     /// # Errors
     /// `Busy` if a process uses the batch; `NotFound` if there is no certificate: then the changes
@@ -350,17 +346,17 @@ impl BatchStore {
         self.commit_locked(number)
     }
 
-    /// As [`commit`](Self::commit), for a process that uses the batch. If another thread is
-    /// committing it, because a client has repeated the request, its result is awaited.
+    /// As [`commit`](Self::commit), for a process that uses the batch. If another thread already
+    /// commits the batch, because a client has repeated the request, the call waits for its result.
     pub(crate) fn commit_locked(&self, number: u64) -> Result<BatchRecord> {
         self.commit_guarded(&self.primary.lock_commit(number))
     }
 
     /// Copies the files that a batch of another user has submitted. A batch that was submitted for
     /// a later commit has been copied already, and its user must not change it any more.
-    fn take_in(&self, record: &BatchRecord, syncs: bool) -> Result<()> {
+    fn copy_batch(&self, record: &BatchRecord, syncs: bool) -> Result<()> {
         match needs_copy(&self.dir, record) {
-            true => take_in(&self.dir, record, &self.dir.own_batch(record.number)?, syncs),
+            true => copy_batch(&self.dir, record, &self.dir.own_batch(record.number)?, syncs),
             false => Ok(()),
         }
     }
@@ -372,25 +368,67 @@ impl BatchStore {
             self.remove_ended(number)?;
             return Ok(record);
         }
+        let record = self
+            .with_changes(&record, |verifiers, changes| self.primary.commit_by(verifiers, guard, changes))?;
+        // The batch is committed, even if files of it remain. A later `commit` removes them.
+        let _ = self.remove_ended(number);
+        Ok(record)
+    }
+
+    /// Calls `verify` with the processes that can verify a batch, and with the function that reads
+    /// its certificates and tables.
+    fn with_changes<T>(
+        &self,
+        record: &BatchRecord,
+        verify: impl FnOnce(&StoreVerifiers<'_>, &SubmittedChanges<'_>) -> T,
+    ) -> T {
         let verifiers = StoreVerifiers { servers: &self.auxiliaries, dir: &self.dir };
         let is_copied = Cell::new(false);
-        let record = self.primary.commit_by(&verifiers, guard, &|number, visit| {
+        verify(&verifiers, &|number, visit| {
             if !is_copied.replace(true) {
-                self.take_in(&record, false)?;
+                self.copy_batch(record, false)?;
             }
             let (certificate, batch) = read_certificate(&self.dir, number)?;
             visit(&certificate, &batch.tables)
-        })?;
-        // The batch is committed, also if files of it remain: a later `commit` removes them.
+        })
+    }
+
+    /// Verifies and prepares a batch that is committed together with a transaction of blobs, for a
+    /// process that uses the batch.
+    ///
+    /// # Errors
+    /// As for [`Primary::prepare_by`].
+    pub(crate) fn prepare_locked(&self, number: u64, marker: &Marker) -> Result<BatchRecord> {
+        let guard = self.primary.lock_commit(number);
+        self.with_changes(&self.record(number)?, |verifiers, changes| {
+            self.primary.prepare_by(verifiers, &guard, changes, marker)
+        })
+    }
+
+    /// Publishes a prepared batch.
+    ///
+    /// # Errors
+    /// As for [`Primary::publish`].
+    pub(crate) fn publish_locked(&self, number: u64) -> Result<BatchRecord> {
+        let record = self.primary.publish(&self.primary.lock_commit(number))?;
+        // The batch is committed, even if files of it remain, as after `commit`.
         let _ = self.remove_ended(number);
         Ok(record)
+    }
+
+    /// Makes a prepared batch an open one again.
+    ///
+    /// # Errors
+    /// As for [`Primary::withdraw`].
+    pub(crate) fn withdraw_locked(&self, number: u64) -> Result<BatchRecord> {
+        self.primary.withdraw(&self.primary.lock_commit(number))
     }
 
     /// Discards a batch that no process uses any more.
     ///
     /// # Errors
-    /// `Busy` if a process uses it; `NotFound`; `InvalidInput` if the batch is not open; those of
-    /// files.
+    /// `Busy` if a process uses it; `NotFound`; `InvalidInput` if the batch is not open; the errors
+    /// of files.
     pub fn abort(&self, number: u64) -> Result<BatchRecord> {
         self.record(number)?;
         let _lock = self.dir.lock_batch(number)?;
@@ -453,8 +491,8 @@ pub(crate) fn read_certificate(dir: &StoreDir, number: u64) -> Result<(Certifica
     Ok((certificate, batch))
 }
 
-/// Divides a path into that of a store and that of a directory in its name space: the store is the
-/// last directory on the path that is one. Without a store, the whole path is returned.
+/// Divides a path into the path of a store and the path of a directory in its name space. The store
+/// is the last directory on the path that is a store. Without a store, the whole path is returned.
 pub fn split_path(path: &Path) -> (&Path, &Path) {
     for above in path.ancestors() {
         let is_store = std::fs::symlink_metadata(above.join("format")).is_ok_and(|found| found.is_file());

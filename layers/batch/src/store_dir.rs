@@ -1,4 +1,4 @@
-//! The directory of a store. docs/formats/batch.md draws its files.
+//! The directory of a store. docs/formats/batch.md describes its files.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -24,9 +24,9 @@ use crate::store_lock::{LOCK, LockKind, StoreLock, is_excluded, try_lock};
 const BATCH_NUMBER_MAX: u64 = u64::MAX >> 2;
 /// The content of the file `format` of a store that only its owner can use.
 pub(crate) const FORMAT: &[u8] = b"QUELLBATCH1\n";
-/// The same of a store for a group.
+/// The content of the file `format` of a store for a group.
 pub(crate) const FORMAT_OF_GROUP: &[u8] = b"QUELLBATCH1 group\n";
-/// The operation of errors.
+/// The name of the operation in errors.
 pub(crate) const OPEN: &str = "open the store";
 /// The directories of a store.
 pub(crate) const KEYS: &str = "keys";
@@ -38,8 +38,8 @@ pub(crate) const INCOMING: &str = "incoming";
 /// The file with the certificate of a batch, in its directory.
 pub(crate) const CERTIFICATE: &[u8] = b"certificate";
 pub(crate) const NEW_CERTIFICATE: &[u8] = b"certificate.new";
-/// The file with the newest view of a batch, that with the last request for one, and new ones, in
-/// the same directory.
+/// The file with the newest view of a batch, a new view while it is written, the last request for a
+/// view, and a new request while it is written, in the same directory.
 pub(crate) const VIEW: &[u8] = b"view";
 pub(crate) const NEW_VIEW: &[u8] = b"view.new";
 pub(crate) const VIEW_REQUEST: &[u8] = b"view-request";
@@ -76,11 +76,11 @@ impl StoreDir {
     }
 
     /// Opens a store that belongs to the caller or to one of the users `trusted`. Only its owner
-    /// may be able to write to its directory. Others than the owner have access to it only if it
-    /// is a store for a group, and all users never have.
+    /// may be able to write to its directory. Only the members of the group of a store for a group
+    /// may also have access to it.
     ///
     /// # Errors
-    /// `PermissionDenied` otherwise; those of open(2).
+    /// `PermissionDenied` otherwise; the errors of open(2).
     pub(crate) fn open_of(path: &Path, trusted: &[u32]) -> Result<StoreDir> {
         let subject = path.as_os_str().as_bytes();
         let failed = |error: rustix::io::Errno| Error::from_io(error.into(), OPEN, subject);
@@ -132,17 +132,17 @@ impl StoreDir {
         self.is_shared
     }
 
-    /// Makes this directory, which is empty, that of a store for a group.
+    /// Makes this directory, which is empty, the directory of a store for a group.
     ///
     /// # Errors
-    /// `PermissionDenied` if the caller is no member of the group.
+    /// `PermissionDenied` if the caller is not a member of the group.
     pub(crate) fn share(&mut self, gid: u32) -> Result<()> {
         self.is_shared = true;
         share_dir(self.fd.as_fd(), gid, 0o2750)
             .map_err(|error| Error { subject: self.subject().to_vec(), ..error })
     }
 
-    /// Makes a directory of a store for a group, which is shared, accessible to the group.
+    /// Makes a directory of a store for a group accessible to the group.
     pub(crate) fn share_dir(&self, name: &str, permissions: u32) -> Result<()> {
         let gid = fstat(&self.fd).map_err(|error| Error::from_io(error.into(), OPEN, self.subject()))?.st_gid;
         share_dir(self.open_dir(name)?.as_fd(), gid, permissions)
@@ -152,7 +152,7 @@ impl StoreDir {
     /// [`open_of`](Self::open_of), which has checked it.
     ///
     /// # Errors
-    /// Those of files.
+    /// The errors of files.
     pub(crate) fn of_descriptor(path: &Path, fd: OwnedFd) -> Result<StoreDir> {
         let found =
             fstat(&fd).map_err(|error| Error::from_io(error.into(), OPEN, path.as_os_str().as_bytes()))?;
@@ -188,14 +188,14 @@ impl StoreDir {
         Ok(PosixDir::of_descriptor(self.open_dir(".")?))
     }
 
-    /// Returns a tree of the store's name space as a file system. It writes data files of `batch`,
-    /// which is 0 for the synchronous mode.
+    /// Returns a tree of the store's name space as a file system. The file system writes data files
+    /// of `batch`, which is 0 for the synchronous mode.
     pub(crate) fn file_system(&self, tree: Arc<dyn NameSpace>, batch: u64) -> Result<BatchFs> {
         Ok(BatchFs::with_data(tree, self.data_of(batch)?))
     }
 
-    /// Returns the access to the data files of the store for a process that writes those of
-    /// `batch`.
+    /// Returns the access to the data files of the store for a process that writes the data files
+    /// of `batch`.
     pub(crate) fn data_of(&self, batch: u64) -> Result<Data> {
         let batch = match self.owner {
             Some(_) if batch == 0 => FILES_OF_USERS + u64::from(geteuid().as_raw()),
@@ -232,7 +232,7 @@ impl StoreDir {
         if self.is_shared { 0o640 } else { 0o600 }
     }
 
-    /// Opens the key-value store. Errors: `Busy` if another process, of any node, has it open.
+    /// Opens the key-value store. Errors: `Busy` if another process, on any node, has it open.
     pub(crate) fn open_keys(&self) -> Result<OpenKeys> {
         let busy = || Error {
             source: Some("another process has it open".into()),
@@ -249,8 +249,8 @@ impl StoreDir {
     }
 
     /// Removes the files of a store that was not completed, and its directory if `is_new` is set.
-    /// All are reached from the descriptor of the directory: another directory may be at the path
-    /// meanwhile, and is left as it is.
+    /// The files are reached through the descriptor of the directory: if another directory has
+    /// taken its path meanwhile, that directory is left as it is.
     pub(crate) fn remove_new(&self, is_new: bool) -> Result<()> {
         const OPERATION: &str = "remove";
         let failed = |cause| Error::from_io(cause, OPERATION, self.subject());
@@ -298,11 +298,14 @@ impl StoreDir {
         };
         match format_of(&*file)? {
             format if format == FORMAT || format == FORMAT_OF_GROUP => Ok(()),
-            _ => refuse(ErrorKind::Damaged, "its file `format` is not that of a store of this version"),
+            _ => refuse(
+                ErrorKind::Damaged,
+                "its file `format` does not have the format of a store of this version",
+            ),
         }
     }
 
-    /// Makes the data files of a batch survive a power failure, if it has any.
+    /// Makes the data files of a batch survive a power failure, if there are any.
     pub(crate) fn sync_data(&self, number: u64) -> Result<()> {
         let opened = match self.owner {
             Some(_) => open_batch_dir(&self.open_dir(INCOMING)?, number, geteuid().as_raw()),
@@ -318,10 +321,10 @@ impl StoreDir {
     /// Locks a batch, until the value is dropped.
     ///
     /// # Errors
-    /// `Busy` if a process uses the batch; `NotFound` if no batch can have the number; as for
-    /// [`try_lock`].
+    /// `Busy` if a process uses the batch; `NotFound` if no batch can have the number; the errors
+    /// of [`try_lock`].
     pub(crate) fn lock_batch(&self, number: u64) -> Result<StoreLock> {
-        // Others have no byte of the file, or that of another lock.
+        // A number outside of this range has no byte of its own in the file.
         if !(1..=BATCH_NUMBER_MAX).contains(&number) {
             return Err(Error::new(ErrorKind::NotFound, "find batch", number.to_string()));
         }
@@ -339,7 +342,7 @@ impl StoreDir {
     }
 
     /// Returns the directory that has the lock of a batch: only the owner of the store can lock the
-    /// file `lock` of the store, and each other user has one in the directory of the batch.
+    /// file `lock` of the store. For another user, the directory of the batch has such a file.
     fn lock_files(&self, number: u64) -> Result<PosixDir> {
         match self.owner {
             Some(_) => Ok(self.batch(number)?.files),
@@ -354,8 +357,8 @@ impl StoreDir {
         }
     }
 
-    /// Keeps data files that no inode refers to yet, until the value is dropped: a client of a
-    /// server writes such files while no process has the store open.
+    /// Prevents the removal of data files to which no inode refers yet, until the value is dropped:
+    /// a client of a server may write such files while no process has the store open.
     pub(crate) fn keep_data(&self) -> Result<StoreLock> {
         self.lock_data(LockKind::KeepData)
     }
@@ -363,7 +366,7 @@ impl StoreDir {
     /// Makes sure that no client of a server uses the store, until the value is dropped.
     ///
     /// # Errors
-    /// `Busy` if one does.
+    /// `Busy` if a client uses it.
     pub(crate) fn exclude_clients(&self) -> Result<StoreLock> {
         self.lock_data(LockKind::ExcludeClients)
     }
@@ -380,11 +383,11 @@ impl StoreDir {
         try_lock(&self.files()?, kind).map_err(|error| lock_error(&self.path, error))
     }
 
-    /// Creates the directory of a batch that has begun, if it is one of another user than the owner
-    /// of the store, which no other process creates.
+    /// Creates the directory of a batch that has begun, if its user is not the owner of the store.
+    /// In this case no other process creates it.
     ///
     /// # Errors
-    /// `Exists` if another user has created it; those of mkdir(2).
+    /// `Exists` if another user has created it; the errors of mkdir(2).
     pub(crate) fn make_batch(&self, number: u64) -> Result<()> {
         match self.owner {
             Some(_) => PosixDir::of_descriptor(self.open_dir(INCOMING)?)
@@ -429,7 +432,7 @@ impl StoreDir {
         let batches = PosixDir::of_descriptor(self.open_dir(above)?);
         match batches.remove_dir(number.to_string().as_bytes()) {
             // NFS keeps files that are open on this node. `gc` removes the directory later. The
-            // data files of other users than the owner are in it as well.
+            // data files of users other than the owner are in it as well.
             Err(error) if error.kind == ErrorKind::NotEmpty => Ok(()),
             removed => removed,
         }
@@ -497,7 +500,7 @@ impl BatchDir {
     }
 }
 
-/// Writes the certificate of a batch, in the place of an earlier one.
+/// Writes the certificate of a batch, in place of an earlier one.
 pub(crate) fn write_certificate(files: &PosixDir, bytes: &[u8], permissions: u32) -> Result<()> {
     remove_if_present(files, NEW_CERTIFICATE)?;
     let file = files.create_file(NEW_CERTIFICATE, permissions)?;

@@ -12,7 +12,8 @@ pub(crate) const LOCK: &[u8] = b"lock";
 /// A byte of the file, and its lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LockKind {
-    /// Keeps data files that no inode refers to yet: held by clients of a server.
+    /// Prevents the removal of data files to which no inode refers yet: held by clients of a
+    /// server.
     KeepData,
     /// Excludes all clients of a server: held by the collection of garbage.
     ExcludeClients,
@@ -35,8 +36,8 @@ impl LockKind {
     }
 }
 
-/// A lock that is held. The kernel removes it when the descriptor is closed, also if the process is
-/// killed.
+/// A lock that is held. The kernel releases it when the descriptor is closed, also if the process
+/// is killed.
 pub(crate) struct StoreLock {
     _file: Box<dyn WritableFile>,
 }
@@ -47,10 +48,11 @@ impl fmt::Debug for StoreLock {
     }
 }
 
-/// Takes a lock of the store in `dir`, without waiting. `None` if another holder excludes it.
+/// Takes a lock of the store in `dir`, without waiting. `None` if a lock of another holder
+/// conflicts.
 ///
 /// # Errors
-/// ENOLCK if locks of the file system do not hold between nodes; those of files.
+/// ENOLCK if locks of the file system do not hold between nodes; the errors of files.
 pub(crate) fn try_lock(dir: &PosixDir, kind: LockKind) -> Result<Option<StoreLock>> {
     let file = open(dir)?;
     let locks = file.locks().ok_or_else(|| Error::new(ErrorKind::Unsupported, "lock", LOCK))?;
@@ -58,7 +60,7 @@ pub(crate) fn try_lock(dir: &PosixDir, kind: LockKind) -> Result<Option<StoreLoc
     Ok(is_locked.then_some(StoreLock { _file: file }))
 }
 
-/// Returns whether another holder excludes a lock of the store in `dir`.
+/// Returns whether a lock of another holder conflicts with a lock of the store in `dir`.
 ///
 /// # Errors
 /// As for [`try_lock`].
@@ -73,7 +75,7 @@ fn open(dir: &PosixDir) -> Result<Box<dyn WritableFile>> {
     loop {
         match dir.open_writable_file(LOCK) {
             Err(error) if error.kind == ErrorKind::NotFound => match dir.create_file(LOCK, 0o600) {
-                // Another process was faster.
+                // Another process has created the file meanwhile.
                 Err(error) if error.kind == ErrorKind::Exists => {}
                 created => return created,
             },

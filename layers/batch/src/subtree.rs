@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use quell_batch_service::{
-    Content, DEPTH_MAX, Found, Inode, InodeChange, NameSpace, NewNode, Place, ROOT, Removed, Renamed,
+    Content, DEPTH_MAX, FoundNode, Inode, InodeChange, NameSpace, NewNode, Place, ROOT, Removed, Renamed,
 };
 use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time};
 
@@ -60,7 +60,7 @@ pub(crate) fn path_of(names: &dyn NameSpace, dir: u64) -> Result<Vec<u8>> {
     Ok(parts.concat())
 }
 
-/// Checks the number of directories above the directory `dir`, which is too large only in a cycle.
+/// Checks the number of directories above the directory `dir`. Only a cycle can have too many.
 pub(crate) fn check_depth(dirs: usize, dir: u64) -> Result<()> {
     match dirs <= DEPTH_MAX {
         true => Ok(()),
@@ -83,12 +83,12 @@ impl Subtree {
         Subtree { whole, top }
     }
 
-    /// Returns the number in the whole name space.
+    /// Returns the inode number in the whole name space.
     fn outer(&self, number: u64) -> u64 {
         if number == ROOT { self.top } else { number }
     }
 
-    /// Returns the number in the subtree.
+    /// Returns the inode number in the subtree.
     fn inner(&self, number: u64) -> u64 {
         if number == self.top { ROOT } else { number }
     }
@@ -119,8 +119,8 @@ impl Subtree {
         Inode { number: self.inner(inode.number), ..inode }
     }
 
-    fn inner_found(&self, found: Found) -> Found {
-        Found { place: self.inner_place(found.place), inode: self.inner_inode(found.inode) }
+    fn inner_found(&self, found: FoundNode) -> FoundNode {
+        FoundNode { place: self.inner_place(found.place), inode: self.inner_inode(found.inode) }
     }
 
     fn inner_removed(&self, removed: Removed) -> Removed {
@@ -134,11 +134,11 @@ impl NameSpace for Subtree {
         self.whole.is_shared()
     }
 
-    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
         Ok(self.whole.lookup(self.outer(dir), name)?.map(|found| self.inner_found(found)))
     }
 
-    fn lookup_on_path(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+    fn lookup_on_path(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
         Ok(self.whole.lookup_on_path(self.outer(dir), name)?.map(|found| self.inner_found(found)))
     }
 
@@ -146,7 +146,7 @@ impl NameSpace for Subtree {
         self.whole.check_open()
     }
 
-    fn find(&self, number: u64, place: &Place) -> Result<Found> {
+    fn find(&self, number: u64, place: &Place) -> Result<FoundNode> {
         let found = self.whole.find(self.outer(number), &self.outer_place(place))?;
         Ok(self.inner_found(found))
     }
@@ -164,11 +164,11 @@ impl NameSpace for Subtree {
         self.whole.list(self.outer(dir), after, visit)
     }
 
-    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<Found> {
+    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<FoundNode> {
         Ok(self.inner_found(self.whole.create(self.outer(dir), name, node, new, now)?))
     }
 
-    fn link(&self, (number, place): (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<Found> {
+    fn link(&self, (number, place): (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<FoundNode> {
         let node = (self.outer(number), &self.outer_place(place));
         Ok(self.inner_found(self.whole.link(node, self.outer(dir), name, now)?))
     }

@@ -1,6 +1,6 @@
 //! The directories in which auxiliary servers write the tables of a verification:
-//! `tables/verify-NUMBER`. Each verification has one of its own, so an auxiliary server whose
-//! verification was given up neither changes nor removes a table of another one.
+//! `tables/verify-NUMBER`. Each verification has its own directory, so an auxiliary server whose
+//! verification was abandoned neither changes nor removes a table of another verification.
 //! docs/formats/batch.md describes them.
 
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl VerificationDir {
     /// Creates the directory of a verification.
     ///
     /// # Errors
-    /// `Exists` if there is one; those of files.
+    /// `Exists` if the directory already exists; the errors of files.
     pub(crate) fn create(store: &StoreDir, verification: u64) -> Result<VerificationDir> {
         let name = name_of(verification);
         tables(store)?.make_dir(name.as_bytes(), 0o700)?;
@@ -57,7 +57,7 @@ impl VerificationDir {
 /// verification. They survive a power failure when the directory of the image is synchronized.
 ///
 /// # Errors
-/// Those of files. Tables that were moved are not removed.
+/// The errors of files. Tables that were moved are not removed.
 pub(crate) fn take_tables(
     store: &StoreDir,
     verification: u64,
@@ -69,7 +69,7 @@ pub(crate) fn take_tables(
         let name = TableDir::file_name(number);
         from.rename(name.as_bytes(), &to, name.as_bytes(), Rename::Replace)?;
     }
-    // It is empty, or its rest is removed as garbage.
+    // The directory is empty, or the remaining files are removed as garbage.
     let _ = remove_verification(store, verification);
     Ok(())
 }
@@ -77,16 +77,16 @@ pub(crate) fn take_tables(
 /// Removes the directory of a verification with everything in it.
 ///
 /// # Errors
-/// Those of files; `NotEmpty` if an auxiliary server creates files at the same time.
+/// The errors of files; `NotEmpty` if an auxiliary server creates files at the same time.
 pub(crate) fn remove_verification(store: &StoreDir, verification: u64) -> Result<()> {
     remove(&tables(store)?, name_of(verification).as_bytes())
 }
 
-/// Passes the names of the directories of verifications to `visit`, after they were removed if
-/// `removes` is set. No primary server may run.
+/// Passes the names of the directories of verifications to `visit`. If `removes` is set, each
+/// directory is removed first. No primary server may run meanwhile.
 ///
 /// # Errors
-/// Those of files.
+/// The errors of files.
 pub(crate) fn visit_verifications(
     store: &StoreDir,
     removes: bool,

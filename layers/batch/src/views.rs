@@ -1,6 +1,6 @@
 //! The views of a running batch, by which other processes see its names and sizes. The process of
-//! the batch publishes one when another process has requested it. docs/formats/batch.md describes
-//! the files.
+//! the batch publishes a view when another process has requested it. docs/formats/batch.md
+//! describes the files.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::subtree::{check_depth, dir_at, tree_below};
 
 /// The largest view that is read, in bytes.
 const VIEW_BYTES_MAX: usize = 4 << 20;
-/// The number of times that a view is read again because a newer one has replaced it.
+/// The number of times that a view is read because a newer view may have replaced it.
 const ATTEMPTS: usize = 10;
 
 /// The views that the process of a batch has published.
@@ -31,7 +31,7 @@ pub(crate) struct PublishedViews {
     request: Option<u64>,
     /// The table that only the last view has.
     table: Option<u64>,
-    /// The directory of the batch is about to be removed.
+    /// Whether the directory of the batch is about to be removed.
     is_ended: bool,
 }
 
@@ -41,11 +41,11 @@ impl PublishedViews {
         self.is_ended = true;
     }
 
-    /// Publishes a view if there is a request that was not answered yet, and returns whether it
-    /// did.
+    /// Publishes a view if there is a request that was not answered yet, and returns whether it was
+    /// published.
     ///
     /// # Errors
-    /// Those of files. The next call tries again.
+    /// The errors of files. The next call tries again.
     pub(crate) fn answer(
         &mut self,
         batch: u64,
@@ -58,7 +58,7 @@ impl PublishedViews {
             return Ok(false);
         }
         let number = self.number + 1;
-        // The operations of the batch wait only for the copy in memory.
+        // The operations of the batch wait only for the copy of the changes in memory.
         let copied = read_lock(names).0.copy_changes();
         let (all, table) = copied.write(tables, number)?;
         let view = View { batch, number, request: request.unwrap_or_default(), tables: all };
@@ -102,7 +102,8 @@ pub enum Refreshed {
 pub struct ViewRequest {
     /// The number of the view that existed before; 0 if there was none.
     existing: u64,
-    /// The request that it has replaced. A view that is its answer may be of an earlier moment.
+    /// The earlier request that this request has replaced. A view that answers the earlier request
+    /// may be older than this request.
     replaced: Option<u64>,
 }
 
@@ -122,7 +123,7 @@ pub struct WatchedName {
     pub attributes: Option<Attributes>,
 }
 
-/// A batch of another process, as its newest view shows it.
+/// A batch of another process, in the state of its newest view.
 pub struct WatchedBatch {
     dir: StoreDir,
     record: BatchRecord,
@@ -138,11 +139,11 @@ impl std::fmt::Debug for WatchedBatch {
 }
 
 impl WatchedBatch {
-    /// Opens the snapshot of an open batch. The store may be open in another process, and this does
-    /// not wait for it.
+    /// Opens the snapshot of an open batch. The call does not wait for a process that has the store
+    /// open.
     ///
     /// # Errors
-    /// `NotFound` if there is no open batch of this number; those of the store and of files.
+    /// `NotFound` if there is no open batch of this number; the errors of the store and of files.
     pub fn open(store: &Path, number: u64) -> Result<WatchedBatch> {
         let dir = StoreDir::open(store)?;
         dir.check_format()?;
@@ -163,7 +164,7 @@ impl WatchedBatch {
     /// of names and attributes fail with `ReadOnly`. Files must not be written to.
     ///
     /// # Errors
-    /// `NotFound` or `NotADirectory` if the snapshot has no such directory; those of files.
+    /// `NotFound` or `NotADirectory` if the snapshot has no such directory; the errors of files.
     pub fn file_system_at(&self, path: &[u8]) -> Result<BatchFs> {
         let top = dir_at(&*self.names, path)?;
         self.dir.file_system(tree_below(self.names.clone(), top), 0)
@@ -172,7 +173,7 @@ impl WatchedBatch {
     /// Requests a newer view from the process of the batch, which answers within about ten seconds.
     ///
     /// # Errors
-    /// `NotFound` if the batch has ended; those of files.
+    /// `NotFound` if the batch has ended; the errors of files.
     pub fn request(&self) -> Result<ViewRequest> {
         let files = self.dir.batch(self.record.number)?.files;
         let replaced = read_request(&files)?;
@@ -185,8 +186,8 @@ impl WatchedBatch {
         Ok(ViewRequest { existing, replaced })
     }
 
-    /// Returns whether the view that is shown is of a moment after the call that has made a
-    /// request. It may answer a later request of another process, which has replaced this one.
+    /// Returns whether the view that is shown was made after the call that has made `request`. The
+    /// view may also answer a later request of another process, which has replaced this one.
     pub fn shows_answer(&self, request: &ViewRequest) -> bool {
         lock(&self.shown)
             .is_some_and(|shown| shown.number > request.existing && Some(shown.request) != request.replaced)
@@ -195,7 +196,7 @@ impl WatchedBatch {
     /// Shows the newest view. It never shows an earlier state than before.
     ///
     /// # Errors
-    /// `Damaged`; those of files.
+    /// `Damaged`; the errors of files.
     pub fn refresh(&self) -> Result<Refreshed> {
         let mut shown = lock(&self.shown);
         for _ in 0..ATTEMPTS {
@@ -213,13 +214,13 @@ impl WatchedBatch {
             if view.batch != self.record.number {
                 return Err(Error::new(ErrorKind::Damaged, "read the view of batch", view.batch.to_string()));
             }
-            // Readers wait until the tables are open, which they could not read before.
+            // Readers wait until the tables are open, because they cannot read the tables before.
             match write_lock(&self.names).0.show(&view) {
                 Ok(()) => {
                     *shown = Some(Shown { number: view.number, request: view.request });
                     return Ok(Refreshed::Newer);
                 }
-                // A newer view has replaced it, or the batch has ended.
+                // A newer view has replaced this one, or the batch has ended.
                 Err(error) if error.kind == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -230,7 +231,7 @@ impl WatchedBatch {
     /// Passes each name that the batch has created, changed or removed to `visit`.
     ///
     /// # Errors
-    /// Those of the tables and of `visit`.
+    /// The errors of the tables and of `visit`.
     pub fn changed_names(&self, visit: &mut dyn FnMut(WatchedName) -> Result<()>) -> Result<()> {
         let names = read_lock(&self.names);
         let mut paths = Paths::default();
@@ -245,21 +246,21 @@ impl WatchedBatch {
     }
 }
 
-/// The directories whose places were determined before, so that each is looked up once. Whole paths
-/// would take memory that grows with the square of the depth.
+/// A cache of the parents and names of directories, so that each is looked up once. A cache of
+/// whole paths would need memory that grows with the square of the depth.
 #[derive(Default)]
 struct Paths {
-    /// The directory above, and the name there.
+    /// For each directory, the parent directory and the name there.
     places: HashMap<u64, (u64, Vec<u8>)>,
     /// The last directory, and its path.
     last: Option<(u64, Vec<u8>)>,
 }
 
-/// The number of places that are kept.
+/// The largest number of directories in the cache.
 const PLACES_MAX: usize = 1 << 16;
 
-/// Returns the path of a directory. A directory that the batch has removed has its name and parent
-/// of the snapshot. A path has at most as many names as `check_depth` permits.
+/// Returns the path of a directory. For a directory that the batch has removed, the name and the
+/// parent of the snapshot are used. A path has at most as many names as `check_depth` permits.
 fn path_in<'p>(names: &Names<PrivateEntries>, dir: u64, paths: &'p mut Paths) -> Result<&'p [u8]> {
     if paths.last.as_ref().is_none_or(|(last, _)| *last != dir) {
         let (mut parts, mut at) = (Vec::new(), dir);
@@ -344,7 +345,7 @@ mod tests {
         names.0.apply(vec![dir(10, ROOT), dir(11, 12), dir(12, 11)]).unwrap();
         let mut known = Paths::default();
         assert_eq!(path_in(&names, 10, &mut known).unwrap(), b"/to-10");
-        // Each directory is kept with its own name only.
+        // The cache has only the own name of each directory.
         names.0.apply((20..520).map(|number| dir(number, number - 1)).collect()).unwrap();
         names.0.apply(vec![dir(20, ROOT)]).unwrap();
         for number in [519, 300, 519] {

@@ -1,4 +1,5 @@
-//! Stores that adopt a tree: its files are read and never changed, and changed ones are noticed.
+//! Tests of stores that adopt a tree: its files are read and never changed, and changes by others
+//! are noticed.
 
 mod mounts;
 
@@ -223,7 +224,8 @@ fn no_change_in_the_store_reaches_the_tree() {
         assert_eq!(read(fs, "appended")[99_998..], *b"\x01\x01end");
         assert!(fs.lookup(&Context::OWN, fs.root(), b"removed").unwrap().is_none());
     };
-    // In a batch, and then in the synchronous mode in another store of the same tree.
+    // The changes are made in a batch, and then in the synchronous mode in another store of the
+    // same tree.
     let batch =
         OpenBatch::begin(StoreAccess::open(&adopted.store(), WAIT).unwrap(), b"", "job", false).unwrap();
     change(&batch.file_system());
@@ -248,7 +250,7 @@ fn no_change_in_the_store_reaches_the_tree() {
 
 type Damage = (&'static str, fn(&Path));
 
-/// Changes of a tree of which each affects the file `dir/file`.
+/// Changes of a tree. Each affects the file `dir/file`.
 const CHANGES: &[Damage] = &[
     ("other bytes of the same size", |tree| fs::write(tree.join("dir/file"), "OTHER").unwrap()),
     ("more bytes", |tree| fs::write(tree.join("dir/file"), "other bytes").unwrap()),
@@ -302,7 +304,7 @@ fn a_changed_file_is_not_opened_and_its_attributes_stay() {
             let error = open(fs, "dir/file").map(drop).unwrap_err();
             assert_eq!(error.kind, ErrorKind::Stale, "{name}: {error}");
             assert_eq!(read(fs, "other"), b"other", "{name}");
-            // Its bytes are not needed for these.
+            // These changes do not need the bytes of the file.
             let cut = Change { size_bytes: Some(0), ..Change::default() };
             let file = node(fs, "dir/file");
             Writable::change(fs, &Context::OWN, file, &cut).unwrap();
@@ -343,8 +345,8 @@ fn a_change_of_an_open_file_is_noticed_at_the_next_read() {
     adopted.with_mount(|fs| assert_eq!(read(fs, "file"), fs::read(&original).unwrap()));
 }
 
-/// The bytes may be those of another user, so they are accepted only with the owner and the
-/// permissions that the file has now, and never as a set-id program.
+/// Another user may have written the bytes, so they are accepted only with the present owner and
+/// permissions of the file, and never with set-id bits.
 #[test]
 fn a_repair_takes_the_permissions_of_a_changed_file_and_no_set_id_bits() {
     let set_mode = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
@@ -360,7 +362,7 @@ fn a_repair_takes_the_permissions_of_a_changed_file_and_no_set_id_bits() {
         set_mode(&tree.join("new"), mode);
         fs::rename(tree.join("new"), tree.join(name)).unwrap();
     }
-    // A write of a user without privileges removes the bits; they may be set again.
+    // A write by a user without privileges removes the set-id bits, so they are set again.
     fs::write(tree.join("written"), "other bytes").unwrap();
     set_mode(&tree.join("written"), 0o6755);
     assert_eq!(adopted.problems(true).len(), 3);
@@ -401,7 +403,7 @@ fn problems_of_the_tree_are_found() {
         drop(fs.make_dir(&Context::OWN, fs.root(), b"works", NEW).unwrap());
     });
     let inode = fs::metadata(&moved).unwrap().ino();
-    // Another directory at the path is not taken for the tree.
+    // Another directory at the path is not mistaken for the tree.
     fs::create_dir(adopted.tree()).unwrap();
     fs::write(adopted.tree().join("kept"), "other").unwrap();
     assert_eq!(adopted.problems(true), [("lost-tree", String::new())]);
@@ -411,7 +413,7 @@ fn problems_of_the_tree_are_found() {
     fs::write(adopted.store().join("adopted"), format!("{inode}\n{}\n", moved.display())).unwrap();
     assert_eq!(adopted.problems(false), expected[..1]);
     adopted.with_mount(|fs| assert_eq!(read(fs, "kept"), b"kept"));
-    // A store without the path, or with bytes that are none.
+    // A store whose file `adopted` has no valid path, and then a store without this file.
     fs::write(adopted.store().join("adopted"), "7\nnot absolute\n").unwrap();
     let store = BatchStore::open(&adopted.store(), WAIT).unwrap();
     assert_eq!(store.file_system(b"").map(drop).unwrap_err().kind, ErrorKind::Damaged);
@@ -482,7 +484,7 @@ fn a_failed_adoption_removes_nothing_of_a_directory_that_replaces_the_store() {
     for name in ["file", "dir/file"] {
         assert_eq!(fs::read_to_string(victim.join(name)).unwrap(), "precious");
     }
-    // The incomplete store itself is removed at its present place.
+    // The incomplete store itself is removed at its present path.
     assert_eq!(fs::read_dir(&moved).unwrap().count(), 0);
     assert!(fs::symlink_metadata(sub.join("store")).unwrap().is_symlink());
 }

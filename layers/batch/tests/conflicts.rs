@@ -132,7 +132,7 @@ fn contents_and_entries_in_conflict_are_kept() {
     assert_eq!(large.len(), 2, "{large:?}");
     assert!(large[0].ends_with("\\x02") && large[1].ends_with("\\x01"), "{large:?}");
     assert_eq!(store.problems(false), []);
-    // The data file of the kept content is in use.
+    // The data file of the kept content is not garbage.
     let unused = store.collect(true);
     assert_eq!(tree(&store), lines, "{unused:?}");
 }
@@ -147,7 +147,7 @@ fn the_entries_of_the_batch_are_kept() {
     assert!(expected.iter().all(|line| lines.contains(&(*line).to_owned())), "{lines:?}");
     assert!(!lines.iter().any(|line| line.contains("theirs") || line.contains("replaced")), "{lines:?}");
     store.with_mount(|fs| assert_eq!(bytes(&*open(fs, "large")), [1; LARGE]));
-    // The directory of the last one was removed.
+    // The directory of the last conflict was removed.
     let orphan = orphan(&store);
     assert_eq!(listed(&store), std::slice::from_ref(&orphan));
     assert!(resolve(&store, &[&orphan], Resolution::Mine).is_err());
@@ -169,7 +169,7 @@ fn the_entries_of_others_are_kept() {
         resolve(&store, &["/file", "/none"], Resolution::Theirs).unwrap_err().kind,
         ErrorKind::NotFound
     );
-    // One is resolved by hand.
+    // One conflict is resolved with a removal through a mount.
     store.with_mount(|fs| {
         let name = tree_names(fs).into_iter().find(|name| name.starts_with("small.quell")).unwrap();
         fs.remove(&Context::OWN, fs.root(), name.as_bytes()).unwrap();

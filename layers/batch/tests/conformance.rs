@@ -17,7 +17,8 @@ fn with(new: fn() -> Arc<dyn NameSpace>, mounts_max: usize, check: impl Fn(&Writ
     with_data_of(0, true, new, mounts_max, check);
 }
 
-/// As [`with`], for mounts that write the data files of `batch`. `owners`: files are given away.
+/// As [`with`], for mounts that write the data files of `batch`. If `owners` is set, the owners of
+/// files are changed.
 fn with_data_of(
     batch: u64,
     owners: bool,
@@ -57,7 +58,8 @@ fn promises_are_kept_in_a_private_name_space() {
     with(private, 1, writing::run);
 }
 
-/// Returns a name space as the server of a store executes the operations of another user.
+/// Returns a name space that checks the permissions of a user, as the server of a store does for
+/// users other than its owner.
 fn of_user() -> Arc<dyn NameSpace> {
     let names = Arc::new(RwLock::new(MemoryEntries::new(NEW, Time::default())));
     let caller = BatchCaller { uid: NEW.uid, gid: NEW.gid, groups: Vec::new() };

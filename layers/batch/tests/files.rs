@@ -54,7 +54,7 @@ fn a_large_file_has_a_data_file_until_its_last_use() {
     file.append(b"x").unwrap();
     let path = format!("7/{:02x}/{:x}", node.0 % 256, node.0);
     assert_eq!(data_files(&store), [path.as_str()]);
-    // It stays in its data file when it becomes small.
+    // The content stays in its data file when the file becomes small.
     let truncate = Change { size_bytes: Some(3), ..Change::default() };
     fs.change(&Context::OWN, node, &truncate).unwrap();
     file.append(b"more").unwrap();
@@ -65,7 +65,7 @@ fn a_large_file_has_a_data_file_until_its_last_use() {
     fs.forget(node, 1);
     file.close().unwrap();
     assert_eq!(data_files(&store), [""; 0]);
-    // A file that is not in use loses its data file at once, also if another one replaces it.
+    // A file that is not in use loses its data file at once, also if another file replaces it.
     for name in ["a", "b"] {
         let (node, file) = create(&fs, name);
         file.write_at(b"far", 1 << 30).unwrap();
@@ -131,7 +131,7 @@ fn a_data_file_of_another_batch_is_copied_before_it_is_changed() {
 
 #[test]
 fn writes_of_two_mounts_to_different_ranges_are_all_kept() {
-    // The last one begins in the inode and ends in a data file, on either mount.
+    // The file of the last case begins in the inode and ends in a data file, on either mount.
     for (blocks, block_bytes) in [(40, 100), (64, 1000), (200, 1001)] {
         for seed in 0..20 {
             let mut random = Random::new(seed);
@@ -209,7 +209,7 @@ fn a_file_that_another_mount_has_renamed_or_removed_is_found_or_stale() {
     let (node, file) = create(&a, "file");
     file.write_at(b"bytes", 0).unwrap();
     b.rename(&Context::OWN, b.root(), b"file", b.root(), b"moved", Rename::Replace).unwrap();
-    // Another file has the place of the first one.
+    // Another file has the name of the first file.
     let (other, _) = create(&b, "file");
     file.close().unwrap();
     assert_eq!(a.attributes(&Context::OWN, node).unwrap().size_bytes, 5);
@@ -276,7 +276,7 @@ fn a_synced_file_survives_a_power_failure() {
         let (_, file) = create(&fs, "file");
         file.write_at(&vec![1; LIMIT + 1], 0).unwrap();
         file.close().unwrap();
-        // The file is synced through another descriptor than that of the writes.
+        // The file is synced through another descriptor than the writes.
         open(&fs, "file").sync().unwrap();
         let after = mount(&names, &store.crash(seed), 0);
         assert!(bytes(&*open(&after, "file")) == vec![1; LIMIT + 1], "seed {seed}");

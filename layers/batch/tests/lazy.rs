@@ -1,5 +1,5 @@
-//! Batches that are submitted, and verified when the store is used the next time: nothing shows
-//! changes that were not verified.
+//! Batches that are submitted, and verified when the store is used the next time: changes that were
+//! not verified are never visible.
 
 mod mounts;
 
@@ -45,7 +45,7 @@ fn a_submitted_batch_is_committed_before_the_store_is_used() {
     let store = Store::new();
     let number = submit(&store, "file", false);
     assert_eq!(summary(&store, number).state, SummaryState::Submitted);
-    // Each use of the image commits it before.
+    // Each use of the image first commits the batch.
     store.with_mount(|fs| assert_eq!(bytes(&*open(fs, "file")), [7; LARGE]));
     let committed = SummaryState::Committed { entries: 1, conflicts: 0 };
     assert_eq!(summary(&store, number).state, committed);
@@ -55,7 +55,7 @@ fn a_submitted_batch_is_committed_before_the_store_is_used() {
     assert!(has(&next.file_system(), "second"), "the snapshot of a later batch");
     assert_eq!(summary(&store, second).state, committed);
     next.abort(WAIT).unwrap();
-    // Submitting twice, and committing at once.
+    // A batch is submitted twice, and then committed.
     let third = submit(&store, "third", false);
     let access = StoreAccess::open_for_batches(&store.path(), WAIT).unwrap();
     assert_eq!(access.submit(third).unwrap().state, SummaryState::Submitted);
@@ -83,7 +83,7 @@ fn a_batch_that_is_not_accepted_is_never_shown() {
     });
     let SummaryState::Refused { reason } = summary(&store, damaged).state else { panic!("not refused") };
     assert!(!reason.is_empty());
-    // It is not tried again by itself, and can be discarded.
+    // The commit is not repeated automatically, and the batch can be discarded.
     store.with_mount(|fs| assert!(has(fs, "others")));
     // Until then, its directory has no other batch.
     let access = StoreAccess::open(&store.path(), WAIT).unwrap();
@@ -94,20 +94,20 @@ fn a_batch_that_is_not_accepted_is_never_shown() {
     assert_eq!(access.commit(damaged).unwrap_err().kind, ErrorKind::Damaged);
     assert_eq!(access.abort(damaged).unwrap().state, SummaryState::Aborted);
     drop(access);
-    // Its tables are missing.
+    // The tables of the batch are missing.
     let missing = submit(&store, "missing", false);
     tables(&store, missing).iter().for_each(|table| fs::remove_file(table).unwrap());
     store.with_mount(|fs| assert!(!has(fs, "missing")));
     assert!(matches!(summary(&store, missing).state, SummaryState::Refused { .. }));
 }
 
-/// Errors of a batch's own files, of each kind, do not keep others from the store.
+/// An error of the files of one batch, of any kind, does not prevent others from using the store.
 #[test]
 fn a_batch_whose_files_cannot_be_read_is_refused() {
     let store = Store::new();
     let number = submit(&store, "unreadable", false);
     for table in tables(&store, number) {
-        // Also root cannot read these.
+        // Even root cannot read these files.
         fs::remove_file(&table).unwrap();
         std::os::unix::fs::symlink(&table, &table).unwrap();
     }

@@ -66,7 +66,7 @@ fn closed_parts_are_committed_together_with_their_data() {
             part.close().unwrap();
             drop(part);
             assert_eq!(part_progress(&store.path(), number).unwrap(), Some(PartProgress::Closed));
-            // Nothing is visible, and nothing of it is garbage.
+            // The changes are not visible, and their files are not garbage.
             store.with_mount(|fs| assert!(!has(fs, "small-0")));
             assert!(store.collect(true).is_empty());
             assert!(store.problems(false).is_empty());
@@ -130,7 +130,7 @@ fn a_lost_part_keeps_the_batch_from_being_committed_until_it_is_discarded() {
     }
     assert_eq!(store_access.abort_lost_parts(batch).unwrap(), [lost_number]);
     assert!(!files_of(&store, lost_number).exists());
-    // A new part takes its place.
+    // A new part makes the changes of the lost one.
     drop(store_access);
     let again = join(&store, batch);
     put(&again.file_system(), "again", b"again");
@@ -269,7 +269,7 @@ fn a_server_begins_joins_and_commits_batches_of_several_parts() {
     let join = Request::Join { batch, name: name.clone(), caller: caller.clone() };
     let Reply::Begun(part) = call(&join) else { panic!("not joined") };
     assert!(files_of(&store, part.number).is_dir());
-    // It is not closed.
+    // The part is not closed.
     assert!(matches!(call(&Request::Commit { batch }), Reply::Failed(_)));
     assert!(matches!(call(&Request::Submit { batch }), Reply::Failed(_)));
     let Reply::Batch(aborted) = call(&Request::Abort { batch: part.number }) else { panic!("not aborted") };

@@ -9,7 +9,7 @@ use std::sync::{Arc, RwLock};
 
 use quell_batch_service::{
     BatchCaller, BatchRecord, BatchState, Image, MEMORY_BYTES, NameSpace, Names, NewBatch, Primary,
-    PrivateEntries, ROOT, TableDir,
+    PrivateEntries, ProofForm, ROOT, TableDir,
 };
 use quell_testkit::MemoryStore;
 use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
@@ -25,7 +25,7 @@ struct Store {
     data: MemoryStore,
 }
 
-/// A batch that is open.
+/// An open batch.
 struct Batch {
     record: BatchRecord,
     names: Arc<RwLock<Names<PrivateEntries>>>,
@@ -52,8 +52,10 @@ impl Store {
 
     fn commit(&self, batch: &Batch) {
         let names = batch.names.read().unwrap();
-        let certificate =
-            names.0.submit(self.primary.store_number(), &batch.record, &*batch.tables, 0).unwrap();
+        let certificate = names
+            .0
+            .submit(self.primary.store_number(), &batch.record, &*batch.tables, ProofForm::default(), 0)
+            .unwrap();
         drop(names);
         let record = self.primary.commit(batch.record.number, &certificate, &*batch.tables).unwrap();
         match record.state {

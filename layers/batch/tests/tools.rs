@@ -59,7 +59,7 @@ fn only_files_that_nothing_refers_to_are_removed() {
         put(fs, "replaced", &[6; LARGE]);
     });
     assert_eq!(store.collect(false), BTreeSet::new());
-    // Remains of killed processes, and files that are not of the store.
+    // Files that killed processes have left, and files that do not belong to the store.
     let path = store.path();
     for name in ["data/0/07/4007", "data/0/07/4007.3", "data/1/08/308", "tables/0000000000abcdef.table"] {
         fs::create_dir_all(path.join(name).parent().unwrap()).unwrap();
@@ -301,7 +301,7 @@ fn locks_are_range_locks_of_a_regular_file_which_hold_between_nodes() {
     batch.abort(WAIT).unwrap();
     drop(batch);
     assert!(!is_locked("2"));
-    // A store without the file, as an earlier program has created it.
+    // A store without the file `lock`, as an earlier version has created it.
     fs::remove_file(store.path().join("lock")).unwrap();
     let batch = store.begin();
     batch.commit(WAIT).unwrap();

@@ -1,4 +1,4 @@
-//! The requests and the batches of other users than the owner of a store, whose clients and files
+//! The requests and the batches of users other than the owner of a store. Their clients and files
 //! are hostile.
 
 use std::fs::{self, File};
@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use quell_batch::{AuxiliaryServer, BatchStore, Requester, ServedStore, fsck};
 use quell_batch_service::{
     Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, MEMORY_BYTES, NameSpace,
-    NewNode, PrivateEntries, ROOT, Reply, Request, SummaryState, TableDir, Timestamp, VerificationResult,
+    NewNode, PROTOCOL, PrivateEntries, ProofForm, ROOT, Reply, Request, SummaryState, TableDir, Timestamp,
+    VerificationResult,
 };
 use quell_vfs::{ErrorKind, NewEntry, Time};
 use quell_wire::{Failure, decode, encode};
@@ -87,7 +88,7 @@ impl Fixture {
         }
     }
 
-    /// Begins a batch of the user with 100 new files, and writes its files.
+    /// Begins a batch of the user with 100 new files, and writes its tables and its certificate.
     fn submitted(&self) -> (BatchRecord, Certificate) {
         let record = self.begin();
         let dir = self.incoming(record.number);
@@ -103,7 +104,7 @@ impl Fixture {
         }
         let names = names.into_inner().unwrap();
         let store = self.served.store().primary().store_number();
-        let certificate = names.0.submit(store, &record, &*tables, 0).unwrap();
+        let certificate = names.0.submit(store, &record, &*tables, ProofForm::default(), 0).unwrap();
         fs::write(dir.join("certificate"), certificate.encode()).unwrap();
         give(&dir, USER);
         (record, certificate)
@@ -134,6 +135,8 @@ impl Fixture {
             auxiliaries.execute(1, &encode(request), Instant::now() + WAIT, reply);
             receiver
         };
+        let greeted = send(&Request::Hello { protocol: PROTOCOL }).recv().unwrap();
+        assert!(matches!(decode(&greeted), Ok(Reply::Welcome { .. })));
         while !ends.load(Ordering::Relaxed) {
             let next = send(&Request::NextVerification { name: "node".into() });
             let bytes = loop {
@@ -172,7 +175,7 @@ fn give(dir: &Path, uid: u32) {
     chown(dir, Some(uid), None).unwrap();
 }
 
-/// Returns the caller that a client states.
+/// Returns the caller that a client claims to be.
 fn caller(uid: u32) -> BatchCaller {
     BatchCaller { uid, gid: 0, groups: vec![0, 1] }
 }
@@ -366,7 +369,7 @@ fn hostile_files_of_a_batch_are_refused_and_not_copied() {
         };
         with("a hole at the end", &hole, USER);
     }
-    // The certificate names many tables, or one that is not there.
+    // The certificate names too many tables, or a table that does not exist.
     let right = fs::read(dir.join("certificate")).unwrap();
     let one = CertifiedTable { number: 1 << 40, entries: 1, checksum: 1 };
     for tables in
@@ -379,7 +382,7 @@ fn hostile_files_of_a_batch_are_refused_and_not_copied() {
         assert!(!fixture.has_copy(record.number));
     }
     fs::write(dir.join("certificate"), right).unwrap();
-    // The directory is one of another user, or a link to one.
+    // The directory belongs to another user, or is a link to such a directory.
     for uid in [0, USER + 1] {
         chown(&dir, Some(uid), None).unwrap();
         refuse("a directory of another user");
@@ -391,7 +394,7 @@ fn hostile_files_of_a_batch_are_refused_and_not_copied() {
     assert!(committed.is_err() && !fixture.has_copy(record.number), "{committed:?}");
     fs::remove_file(&dir).unwrap();
     fs::rename(&elsewhere, &dir).unwrap();
-    // Nothing of this has harmed the batch.
+    // The batch can still be committed.
     assert_eq!(fixture.commit(record.number), Ok(SummaryState::Committed { entries: 100, conflicts: 0 }));
     assert_eq!(fixture.files(), 100);
 }
@@ -402,7 +405,7 @@ fn tables_that_change_during_the_commit_are_refused_or_committed_as_they_were() 
         println!("SKIPPED: files of two users are made by root alone");
         return;
     }
-    // By this process, and by an auxiliary server.
+    // The verification is done by this process, or by an auxiliary server.
     for is_auxiliary in [false, true].into_iter().cycle().take(30) {
         let fixture = Fixture::new();
         let (record, certificate) = fixture.submitted();
@@ -420,7 +423,7 @@ fn tables_that_change_during_the_commit_are_refused_or_committed_as_they_were() 
             scope.spawn(|| {
                 let mut at = 0;
                 while !ends.load(Ordering::Relaxed) {
-                    // In place, and by another file.
+                    // The file is changed in place, or replaced.
                     let mut wrong = right.clone();
                     wrong[at % right.len()] ^= 0x55;
                     at += 7;

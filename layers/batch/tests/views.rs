@@ -1,4 +1,5 @@
-//! Watches a batch of another process: its views are states that it had, and never go back.
+//! Watches a batch of another process: each view is a state that the batch had, and no view is
+//! older than the view before.
 
 use std::path::Path;
 use std::time::Duration;
@@ -116,7 +117,7 @@ fn a_view_shows_names_and_sizes_and_a_newer_one_replaces_it() {
     std::fs::write(&view, &old).unwrap();
     assert_eq!(watched.refresh().unwrap(), Refreshed::Same);
     assert_eq!(changes(&watched), expected(&second));
-    // A damaged one is refused.
+    // A damaged view is refused.
     std::fs::write(&view, &old[..old.len() - 1]).unwrap();
     assert_eq!(watched.refresh().unwrap_err().kind, ErrorKind::Damaged);
     assert_eq!(changes(&watched), expected(&second));
@@ -146,7 +147,7 @@ fn a_view_from_before_a_request_is_no_answer_to_it() {
     let watched = WatchedBatch::open(&path, number).unwrap();
     let request = watched.request().unwrap();
     assert_eq!((watched.refresh().unwrap(), watched.shows_answer(&request)), (Refreshed::Newer, false));
-    // A later request replaces this one, and its answer is one to both.
+    // A later request replaces this one, and one view answers both.
     let other = earlier.request().unwrap();
     assert!(batch.publish_view().unwrap());
     assert_eq!((watched.refresh().unwrap(), watched.shows_answer(&request)), (Refreshed::Newer, true));
@@ -192,7 +193,7 @@ fn names_in_removed_directories_are_shown_at_their_paths_in_the_snapshot() {
         fs.remove_dir(&Context::OWN, ROOT, name).unwrap();
     };
     remove_tree(node(ROOT, b"sub"), b"sub", b"below");
-    // A directory that the batch has renamed before it has removed it.
+    // The batch has renamed this directory before it has removed it.
     fs.rename(&Context::OWN, ROOT, b"moved", ROOT, b"renamed", Rename::Replace).unwrap();
     remove_tree(node(ROOT, b"renamed"), b"renamed", b"inner");
     let watched = WatchedBatch::open(&path, batch.record().number).unwrap();

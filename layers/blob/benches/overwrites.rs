@@ -16,7 +16,7 @@ const THREADS: u64 = 64;
 const UNCHANGED_BYTES: usize = 256 << 20;
 const SMALL_BYTES: usize = 4096;
 const LARGE_BYTES: usize = 1 << 20;
-/// The number of writes of which one is a large one.
+/// One of this many writes is large.
 const LARGE_ONE_IN: u64 = 500;
 
 /// Returns the disk space of all files below a directory, in bytes.

@@ -33,14 +33,14 @@ pub(crate) trait Backend: Send + Sync {
     /// Commits a transaction, and passes the result to `done`, in most cases on another thread.
     fn submit(&self, transaction: Transaction, done: Box<dyn FnOnce(CommitResult) + Send>);
 
-    /// Commits a transaction as [`commit`](Backend::commit) does. `versions` are those of its
-    /// state.
+    /// Commits a transaction as [`commit`](Backend::commit) does. `versions` are the versions of
+    /// the state that the transaction has read.
     fn commit_at(&self, _versions: &[Version], transaction: Transaction) -> CommitResult {
         self.commit(transaction)
     }
 
-    /// Commits a transaction as [`submit`](Backend::submit) does. `versions` are those of its
-    /// state.
+    /// Commits a transaction as [`submit`](Backend::submit) does. `versions` are the versions of
+    /// the state that the transaction has read.
     fn submit_at(
         &self,
         _versions: Vec<Version>,
@@ -56,7 +56,7 @@ pub(crate) trait Backend: Send + Sync {
     /// Removes all data that no state needs.
     fn collect(&self) -> Result<()>;
 
-    /// Returns the counters of the server, which is waited for at most for `limit`.
+    /// Returns the counters of the server. Waits at most for `limit`.
     fn server_counters(&self, limit: Duration) -> Result<StoreCounters>;
 }
 

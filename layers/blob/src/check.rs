@@ -9,14 +9,14 @@ use crate::location::Location;
 use crate::serving;
 
 /// Checks the store at a location: its tables, its extents and their checksums. Passes each problem
-/// to `report`. With `repair`, repairs those that are repairable. The memory grows with the number
-/// of blobs and extents.
+/// to `report`. If `repair` is set, repairs the problems that are repairable. The memory grows with
+/// the number of blobs and extents.
 ///
-/// No server of a store in RADOS may live. The check of one needs write permission, because it
-/// keeps servers from starting meanwhile.
+/// A store in RADOS must not have a running server. Its check needs write permission, because it
+/// prevents servers from starting meanwhile.
 ///
 /// # Errors
-/// `Busy` if a server of the store lives; those of
+/// `Busy` if a server of the store runs; the errors of
 /// [`Store::open_existing`](crate::Store::open_existing).
 pub fn check(location: &str, repair: bool, report: &mut dyn FnMut(Problem)) -> Result<CheckedStore> {
     match location.parse()? {

@@ -1,5 +1,5 @@
-//! The directory of a store: its files, and their owner and permissions. docs/formats/blob.md draws
-//! them.
+//! The directory of a store: its files, and their owner and permissions. docs/formats/blob.md
+//! describes the files.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -24,7 +24,8 @@ const NAMES: [&[u8]; 6] = [b"format", b"format.new", b"tables", b"extents", b"ke
 /// The memory for table blocks that were read, in bytes.
 const CACHE_BYTES: u64 = 64 << 20;
 
-/// Opens the store in a directory, which is created if `may_create` is set and it does not exist.
+/// Opens the store in a directory. If `may_create` is set, creates the directory and the store if
+/// they do not exist.
 pub(crate) fn open(path: &Path, may_create: bool) -> Result<OpenStore> {
     let (tables, extents) = open_storage(path, may_create)?;
     OpenStore::open(Arc::new(tables), Arc::new(extents), Arc::new(SystemClock), Options::default())
@@ -95,8 +96,8 @@ pub fn open_for_server(path: &Path) -> Result<(OpenStore, OwnedFd)> {
     Ok((store, open_private(path, false)?))
 }
 
-/// Opens the directory with the socket and the key of a server of a store in RADOS. It is created
-/// if it does not exist, and no other server on this machine uses it while it is open.
+/// Opens the directory with the socket and the key of a server of a store in RADOS. The directory
+/// is created if it does not exist. No other server on this machine can use it while it is open.
 ///
 /// # Errors
 /// `Busy` if another server on this machine uses the directory; `Exists` if it has a store;
@@ -107,7 +108,7 @@ pub fn open_rados_directory(path: &Path) -> Result<OwnedFd> {
         let source = Some(reason.to_string().into());
         Err(Error { source, ..Error::new(kind, "open the store", subject(path)) })
     };
-    // The lock ends with the process. A server on another machine is excluded by RADOS.
+    // The lock ends with the process. RADOS excludes a server on another machine.
     if flock(&opened, FlockOperation::NonBlockingLockExclusive).is_err() {
         return fail(ErrorKind::Busy, "another server uses this directory");
     }
@@ -122,7 +123,7 @@ pub fn open_rados_directory(path: &Path) -> Result<OwnedFd> {
     Ok(opened)
 }
 
-/// The tables, with the descriptor of the directory that their path refers to.
+/// The tables, with the descriptor of the directory to which their path refers.
 struct DirectoryTables {
     store: DiskStore,
     _directory: OwnedFd,
@@ -157,15 +158,15 @@ fn open_private(path: &Path, may_create: bool) -> Result<OwnedFd> {
 /// The use of a directory, which its file `format` states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DirectoryKind {
-    /// It has no complete store.
+    /// The directory has no complete store.
     NoStore,
-    /// It has a store.
+    /// The directory has a store.
     Store,
-    /// It has the socket and the key of a server whose store is in RADOS.
+    /// The directory has the socket and the key of a server whose store is in RADOS.
     Rados,
 }
 
-/// Returns the use of a directory. One without the file `format` must not have other files.
+/// Returns the use of a directory. A directory without the file `format` must not have other files.
 fn check_format(dir: &PosixDir, path: &Path) -> Result<DirectoryKind> {
     let refuse = |kind, reason: String| {
         let source = Some(reason.into());
@@ -190,7 +191,10 @@ fn check_format(dir: &PosixDir, path: &Path) -> Result<DirectoryKind> {
     match &content[..length] {
         FORMAT => Ok(DirectoryKind::Store),
         FORMAT_RADOS => Ok(DirectoryKind::Rados),
-        _ => refuse(ErrorKind::Damaged, "its file `format` is not that of a store of this version".into()),
+        _ => refuse(
+            ErrorKind::Damaged,
+            "its file `format` does not have the format of a store of this version".into(),
+        ),
     }
 }
 

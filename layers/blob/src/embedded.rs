@@ -16,8 +16,8 @@ use crate::readers::Readers;
 /// A store in this process.
 pub(crate) struct Embedded {
     store: OpenStore,
-    /// Wakes the thread that commits submitted transactions. It is started by the first of them,
-    /// and ends with the store.
+    /// Wakes the thread that commits submitted transactions. The first transaction starts the
+    /// thread, which ends with the store.
     committer: Mutex<Option<Committer>>,
     readers: Readers,
 }
@@ -44,7 +44,7 @@ impl Embedded {
             .name("blob commits".into())
             .spawn(move || {
                 while receiver.recv().is_ok() {
-                    // One commit of a group answers all wake-ups before it.
+                    // One commit of a group is enough for all earlier wake-ups.
                     while receiver.try_recv().is_ok() {}
                     while store.commit_pending() {}
                 }
@@ -74,7 +74,7 @@ impl Backend for Embedded {
         match self.wake_committer() {
             Ok(()) => {
                 self.store.submit(transaction, done);
-                // The thread may have looked for transactions before this one was added.
+                // The thread may have checked for transactions before this one was added.
                 let _ = self.wake_committer();
             }
             Err(error) => done(Err(error.into())),
@@ -103,7 +103,8 @@ impl Drop for Embedded {
         self.readers.stop();
         let Some(Committer { sender, thread }) = lock(&self.committer).take() else { return };
         drop(sender);
-        // The last reference to a store can be dropped by the receiver of a result.
+        // The thread that commits calls the receivers of results, and one of them can drop the last
+        // reference to the store.
         if thread.thread().id() != std::thread::current().id() {
             let _ = thread.join();
         }

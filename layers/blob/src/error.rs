@@ -11,8 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The reason for which an operation on a store failed.
 #[derive(Debug)]
 pub enum Error {
-    /// The commit of the transaction failed. The transaction has changed nothing, with the
-    /// exceptions that [`Refusal::Failed`] has.
+    /// The commit of the transaction failed. The transaction has changed nothing, except in the
+    /// cases that [`Refusal::Failed`] describes.
     Refused(Refusal),
     /// A read failed, or the store could not be opened, or the connection to its server failed.
     Store(quell_vfs::Error),
@@ -23,7 +23,7 @@ impl Error {
     pub fn is_repeatable(&self) -> bool {
         match self {
             Error::Refused(refusal) => refusal.is_repeatable(),
-            // A snapshot that is no longer kept.
+            // The state of the snapshot may no longer be kept.
             Error::Store(error) => matches!(error.kind, ErrorKind::Stale | ErrorKind::Conflict),
         }
     }

@@ -13,7 +13,8 @@ use quell_vfs::{Error, ErrorKind, Result};
 use crate::key::ClientKey;
 use crate::location::resolve;
 
-/// The time without a connection after which requests fail, to be repeated at another server.
+/// The time without a connection after which requests fail, so that they are repeated at another
+/// server.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(1);
 
 /// Finds the servers of a store in RADOS.
@@ -43,8 +44,9 @@ pub(crate) fn tcp_settings(address: SocketAddr, key: ClientKey, is_encrypted: bo
 }
 
 impl Finder {
-    /// Finds the servers of the store, or of the group of a store, `name` in a pool, which messages
-    /// call `pool`. With `is_encrypted`, servers that do not encrypt are refused.
+    /// Finds the servers of the store, or of the group of a store, `name` in a pool, which is
+    /// called `pool` in messages. If `is_encrypted` is set, servers that do not encrypt are
+    /// refused.
     pub(crate) fn new(
         objects: Arc<dyn Objects>,
         (pool, name): (&str, &str),
@@ -60,7 +62,7 @@ impl Finder {
     /// # Errors
     /// `Unavailable` if no server serves the store at present. `Unsupported` if the server accepts
     /// no clients by TCP, or does not encrypt although the client requires it. `NotFound` if there
-    /// was never a server. Those of the cluster.
+    /// was never a server. The errors of the cluster.
     pub(crate) fn find(&self) -> Result<ClientSettings> {
         let fail = |kind, reason: &str| {
             let source = Some(reason.to_owned().into());
@@ -88,7 +90,7 @@ impl Finder {
         }
     }
 
-    /// Returns the settings of a connection to the present server if it is not the one that was
+    /// Returns the settings of a connection to the present server if it is not the server that was
     /// found last.
     ///
     /// # Errors

@@ -16,10 +16,11 @@ struct FutureState {
     waker: Option<Waker>,
 }
 
-/// A future that is ready when the commit has a result. It must not be polled after it was ready.
+/// A future that is ready when the commit has a result. It must not be polled again after it was
+/// ready.
 pub struct CommitFuture(Arc<Mutex<FutureState>>);
 
-/// The side that completes a future.
+/// Completes a future.
 pub(crate) struct Completion(Arc<Mutex<FutureState>>);
 
 impl CommitFuture {

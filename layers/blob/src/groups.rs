@@ -36,18 +36,19 @@ pub struct RadosServer {
     pub lease: Arc<ServingLease>,
     /// The removal of objects that earlier servers have left.
     pub removal: OrphanRemoval,
-    /// The place among the groups of the store, if there are several.
+    /// The group of this server, if the store has several.
     pub group: Option<Group>,
 }
 
 impl RadosGroups {
     /// Finds the groups of the store in a pool of RADOS, given as
-    /// `rados://POOL[/NAMESPACE][?client=NAME]`. A new store gets `requested` groups, or one.
+    /// `rados://POOL[/NAMESPACE][?client=NAME]`. A new store gets `requested` groups, or one group
+    /// if it is `None`.
     ///
     /// # Errors
-    /// `InvalidInput` if the store has another number of groups than the requested one, or if it is
-    /// not between 1 and 64; `Unsupported` if librados is not installed; `Interrupted` if the start
-    /// was interrupted; those of the cluster.
+    /// `InvalidInput` if the store has another number of groups than the requested one, or if the
+    /// requested number is not between 1 and 64; `Unsupported` if librados is not installed;
+    /// `Interrupted` if the start was interrupted; the errors of the cluster.
     pub fn open(pool: &str, requested: Option<u32>, start: &mut Start<'_>) -> Result<RadosGroups> {
         let fail = |reason: String| {
             let error = Error::new(ErrorKind::InvalidInput, "open the groups of", pool);
@@ -82,8 +83,8 @@ impl RadosGroups {
     /// can commit or answer requests from then on.
     ///
     /// # Errors
-    /// `InvalidInput` if there is no such group; `Busy` if another server serves it and is not to
-    /// be replaced; `Interrupted` if the start was interrupted; those of the cluster.
+    /// `InvalidInput` if there is no such group; `Busy` if another server serves the group and must
+    /// not be replaced; `Interrupted` if the start was interrupted; the errors of the cluster.
     pub fn open_group(&self, group: u32, start: &mut Start<'_>) -> Result<RadosServer> {
         let place = match &self.secret {
             Some(secret) => Some(Group::new(group, self.count, secret)?),
@@ -101,7 +102,7 @@ impl RadosGroups {
     }
 }
 
-/// Returns the number of groups. A new store gets the requested number.
+/// Returns the number of groups. A new store gets the requested number, or one group.
 fn find_count(objects: &dyn Objects, requested: Option<u32>) -> Result<u32> {
     if let Some(count) = read_groups(objects, NAME)? {
         return Ok(count);

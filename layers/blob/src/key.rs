@@ -1,6 +1,6 @@
 //! The keys of a store, in files that only their owner can read. The key of the store is 32 random
-//! bytes; other keys are derived from it, and give some rights. Clients over TCP prove that they
-//! know one of them. docs/formats/blob-protocol.md describes the files.
+//! bytes; other keys are derived from it, and give only some rights. Clients over TCP prove that
+//! they know one of these keys. docs/formats/blob-protocol.md describes the files.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn refuse<T>(kind: ErrorKind, path: &Path, reason: &str) -> Result<T> {
     Err(Error { source, ..Error::new(kind, READ, path.as_os_str().as_bytes()) })
 }
 
-/// Reads the key of a store, or one that was derived from it.
+/// Reads the key of a store, or a key that was derived from it.
 ///
 /// # Errors
 /// `PermissionDenied` if the file belongs neither to this user nor to root, or if other users have
@@ -49,8 +49,8 @@ pub(crate) fn read_key(path: &Path) -> Result<ClientKey> {
     }
 }
 
-/// Reads the key of a store, from which others are derived. The errors are those of [`read_key`],
-/// and `InvalidInput` for a derived key.
+/// Reads the key of a store, from which other keys are derived. Errors: as for [`read_key`];
+/// `InvalidInput` for a derived key.
 fn read_store_key(path: &Path) -> Result<[u8; KEY_BYTES]> {
     let bytes = read_key_file(path, FILE_BYTES_MAX)?;
     match bytes[..].try_into() {
@@ -67,7 +67,7 @@ fn read_store_key(path: &Path) -> Result<[u8; KEY_BYTES]> {
 ///
 /// # Errors
 /// `InvalidInput` if the description exceeds a limit, or for the file of a derived key. For the
-/// file, those of [`Store::open`](crate::Store::open) with a location that has `key=FILE`.
+/// file, the same errors as for `key=FILE` in a location of [`Store::open`](crate::Store::open).
 pub fn derive_key(store_key: &Path, description: &KeyDescription) -> Result<Vec<u8>> {
     let description = description.encode()?;
     let key = PoolKey(read_store_key(store_key)?).derived(&description);
@@ -84,7 +84,7 @@ fn decode(file: &[u8]) -> Option<ClientKey> {
     is_valid.then(|| ClientKey { secret, description: description.to_vec() })
 }
 
-/// Reads the key in a file, which is created with a random key if it does not exist. No other
+/// Reads the key in a file. If the file does not exist, it is created with a random key. No other
 /// process may create it at the same time.
 ///
 /// # Errors

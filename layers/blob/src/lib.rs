@@ -36,6 +36,7 @@ mod grouped;
 mod groups;
 mod key;
 mod location;
+mod marker;
 mod rados;
 mod readers;
 mod remote;
@@ -51,6 +52,7 @@ pub use future::CommitFuture;
 pub use groups::{RadosGroups, RadosServer};
 pub use key::{create_key, derive_key};
 pub use location::Location;
+pub use marker::MarkerOutcome;
 pub use quell_blob_service::{BlobStat, CheckedStore, Group, OpenStore, Problem, ProblemKind};
 pub use quell_wire::blob::{
     Access, CellType, Committed, Conflict, FileAttributes, Grant, KeyDescription, NAME_BYTES_MAX,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -28,12 +29,13 @@ pub enum Location {
         is_encrypted: bool,
     },
     /// The present server of a store in RADOS: `rados://POOL[/NAMESPACE]?key=FILE`. Programs find
-    /// its address in the pool, and find the next server when it is replaced. `&client=NAME` names
-    /// the client of the cluster; the other parts of the query are those of `quell://`.
+    /// its address in the pool, and find the next server when this server is replaced.
+    /// `&client=NAME` names the client of the cluster; the other parts of the query are the same as
+    /// for `quell://`.
     Rados {
         /// The pool and the name of the client, as `rados://POOL[/NAMESPACE][?client=NAME]`.
         pool: String,
-        /// The file with the key. Only the check of a store needs none.
+        /// The file with the key. Only the check of a store needs no key.
         key: Option<PathBuf>,
         /// Whether servers that do not encrypt are refused.
         is_encrypted: bool,
@@ -45,13 +47,49 @@ const KEY_VARIABLE: &str = "QUELL_BLOB_KEY";
 
 impl Location {
     /// Returns the file with the key of the store, if the location names one: the file that the
-    /// server in a directory creates, or that of `key=FILE`.
+    /// server creates in the directory of the store, or the file of `key=FILE`.
     pub fn key_file(&self) -> Option<PathBuf> {
         match self {
             Location::Directory(path) => Some(path.join("key")),
             Location::Socket(path) => Some(path.with_file_name("key")),
             Location::Server { key, .. } => Some(key.clone()),
             Location::Rados { key, .. } => key.clone(),
+        }
+    }
+}
+
+impl Location {
+    /// Returns the location with absolute paths, as text, for processes with another working
+    /// directory.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the text of a path would not be the same path, for example because the
+    /// path is not UTF-8; the errors of getcwd(2).
+    pub fn to_absolute(&self) -> Result<String, Error> {
+        let absolute = |path: &PathBuf| {
+            std::path::absolute(path)
+                .map_err(|cause| Error::from_io(cause, "find the path", path.as_os_str().as_bytes()))
+        };
+        let location = match self {
+            Location::Directory(path) => Location::Directory(absolute(path)?),
+            Location::Socket(path) => Location::Socket(absolute(path)?),
+            Location::Server { address, key, is_encrypted } => Location::Server {
+                address: address.clone(),
+                key: absolute(key)?,
+                is_encrypted: *is_encrypted,
+            },
+            Location::Rados { pool, key, is_encrypted } => Location::Rados {
+                pool: pool.clone(),
+                key: key.as_ref().map(absolute).transpose()?,
+                is_encrypted: *is_encrypted,
+            },
+        };
+        let text = location.to_string();
+        match text.parse::<Location>().is_ok_and(|parsed| parsed == location) {
+            true => Ok(text),
+            false => {
+                Err(invalid(&text, "a path of the location is not UTF-8, or has a character of the query"))
+            }
         }
     }
 }
@@ -108,7 +146,8 @@ struct Query {
     is_encrypted: bool,
 }
 
-/// Returns the query of a location. Without a key, the environment may name one.
+/// Returns the query of a location. If it has no key, the environment may name the file with the
+/// key.
 fn query(text: &str, query: &str) -> Result<Query, Error> {
     let mut found = Query::default();
     for part in query.split('&').filter(|part| !part.is_empty()) {
@@ -151,7 +190,7 @@ fn rados(text: &str) -> Result<Location, Error> {
     Ok(Location::Rados { pool: format!("{pool}{client}"), key, is_encrypted })
 }
 
-/// Returns the error of the location of a server without a key.
+/// Returns the error of a location of a server without a key.
 pub(crate) fn no_key(location: &str) -> Error {
     invalid(
         location,
@@ -174,6 +213,26 @@ fn invalid(text: &str, reason: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_absolute_location_is_the_same_store_in_another_directory() {
+        let here = std::env::current_dir().unwrap();
+        let here = here.to_str().expect("paths of tests are UTF-8");
+        for (text, expected) in [
+            ("a/b", format!("dir:{here}/a/b")),
+            ("unix:a/socket", format!("unix:{here}/a/socket")),
+            ("quell://host:7000?key=k&encrypt", format!("quell://host:7000?key={here}/k&encrypt")),
+            ("rados://pool/name?key=/k", "rados://pool/name?key=/k".to_owned()),
+        ] {
+            assert_eq!(text.parse::<Location>().unwrap().to_absolute().unwrap(), expected);
+        }
+        let path = std::ffi::OsStr::from_bytes(b"/a\xff");
+        let refused = Location::Directory(path.into()).to_absolute().unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::InvalidInput);
+        // The text would have another key.
+        let key = Location::Server { address: "host:1".into(), key: "/a&b".into(), is_encrypted: false };
+        assert_eq!(key.to_absolute().unwrap_err().kind, ErrorKind::InvalidInput);
+    }
 
     #[test]
     fn a_path_is_a_directory_and_other_schemes_are_refused() {

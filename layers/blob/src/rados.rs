@@ -19,8 +19,8 @@ use crate::embedded::SystemClock;
 
 /// The name of the store in its namespace of the pool.
 pub(crate) const NAME: &str = "blob";
-/// The size of the commits after which a checkpoint is written, in bytes. Another server that
-/// replaces this one reads a log of this size in about two seconds.
+/// The size of the commits after which a checkpoint is written, in bytes. The server that replaces
+/// this one reads a log of this size in about two seconds.
 const CHECKPOINT_BYTES: u64 = 128 << 20;
 /// The size of the data of extents in the memory of the server, in bytes.
 const CACHE_BYTES: usize = 256 << 20;
@@ -29,7 +29,7 @@ const CACHE_BYTES: usize = 256 << 20;
 /// the cluster is `client.admin`.
 ///
 /// # Errors
-/// Those of [`Pool::open`].
+/// The errors of [`Pool::open`].
 pub(crate) fn open_pool(address: &str) -> Result<Pool> {
     let mut options = PoolOptions::default();
     let (pool, query) = address.split_once('?').unwrap_or((address, ""));
@@ -50,16 +50,17 @@ pub(crate) struct OpenRadosStore {
     tables: Arc<RadosStore<MemoryStore>>,
 }
 
-/// Opens the store `name` in a namespace of a pool, or creates one. No earlier server of it can
-/// commit from then on. `failed` is called after a commit after which all others fail.
+/// Opens the store `name` in a namespace of a pool, or creates one. From then on, no earlier server
+/// of the store can commit. `failed` is called after a failed commit, after which all later commits
+/// fail.
 ///
 /// # Errors
-/// `Damaged` if the store does not have its format; those of the cluster.
+/// `Damaged` if the store does not have its format; the errors of the cluster.
 pub(crate) fn open(objects: Arc<dyn Objects>, name: &str, failed: Failed) -> Result<OpenRadosStore> {
     open_with(objects, name, failed, Arc::new(SystemClock))
 }
 
-/// Does the same with another clock.
+/// As [`open`], with another clock.
 pub(crate) fn open_with(
     objects: Arc<dyn Objects>,
     name: &str,
@@ -68,7 +69,7 @@ pub(crate) fn open_with(
 ) -> Result<OpenRadosStore> {
     let (tables, extents) = open_storage(objects, name, failed, true)?;
     let store = tables.store.clone();
-    // A list of all objects would delay the first commit: `remove_orphans` makes it later.
+    // Listing all objects would delay the first commit, so `remove_orphans` lists them later.
     let options = Options { lists_when_opened: false, ..Options::default() };
     let opened = OpenStore::open(Arc::new(tables), Arc::new(extents), clock, options)?;
     Ok(OpenRadosStore { store: opened, tables: store })
@@ -101,8 +102,8 @@ pub(crate) fn check(
     Ok((checked, read_joint_records(&tables, (group, groups), report)?))
 }
 
-/// The removal of objects that earlier servers have left, on a thread of its own. It ends when the
-/// value is dropped.
+/// The removal of objects that earlier servers have left, on its own thread. The removal ends when
+/// the value is dropped.
 #[derive(Debug)]
 pub struct OrphanRemoval {
     pool: Arc<Pool>,
@@ -113,7 +114,7 @@ impl OrphanRemoval {
     pub(crate) fn start(pool: Arc<Pool>, opened: &OpenRadosStore) -> Result<OrphanRemoval> {
         let (store, tables) = (opened.store.clone(), opened.tables.clone());
         let removal = move || {
-            // After an error the objects stay until the next server starts.
+            // After an error, the objects remain until the next server starts.
             let _ = tables.remove_orphans();
             let _ = store.remove_orphans();
         };
@@ -135,7 +136,7 @@ impl Drop for OrphanRemoval {
     }
 }
 
-/// A function that is called after a commit after which all others fail.
+/// A function that is called after a failed commit, after which all later commits fail.
 pub(crate) type Failed = Box<dyn Fn(&Error) + Send + Sync>;
 
 /// The tables of a store in RADOS. Commits start checkpoints.
@@ -160,14 +161,14 @@ impl Drop for RadosTables {
 }
 
 impl RadosTables {
-    /// Writes a checkpoint, on a thread of its own: commits go on meanwhile.
+    /// Writes a checkpoint on its own thread, so that commits continue meanwhile.
     fn start_checkpoint(&self) {
         if self.checkpoint_runs.swap(true, Ordering::AcqRel) {
             return;
         }
         let (store, runs) = (self.store.clone(), self.checkpoint_runs.clone());
         let started = std::thread::Builder::new().name("blob checkpoint".into()).spawn(move || {
-            // After an error the log stays, and a later commit starts the next attempt.
+            // After an error, the log remains as it is, and a later commit starts the next attempt.
             let _ = store.checkpoint();
             runs.store(false, Ordering::Release);
         });
@@ -321,7 +322,7 @@ mod tests {
         let data: Vec<u8> = (0..11_000_000_u32).map(|number| (number / 5) as u8).collect();
         let first = open(objects.clone()).expect("opened");
         let server = (first.clone(), Arc::new(Sessions::new(first, SessionLimits::default())));
-        // The writer starts pieces of 4 MiB when they are complete.
+        // The writer starts to write a piece of 4 MiB when it is complete.
         send_extent(&server, 1, &data);
         assert_eq!(extents(), 2);
         let create = Operation::Create { name: b"a".to_vec(), may_exist: true };
@@ -338,7 +339,7 @@ mod tests {
         server.1.end(ClientId(1));
         server.0.collect().expect("collected");
         assert_eq!(extents(), 3);
-        // Another server replaces this one before it finds out.
+        // Another server replaces this one before it finds out that a client has ended.
         send_extent(&server, 3, &data);
         assert_eq!(extents(), 5);
         let second = open(objects.clone()).expect("taken over");

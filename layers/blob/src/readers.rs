@@ -14,7 +14,7 @@ const THREADS: usize = 4;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that are started by the first read. They end with this value, after all reads.
+/// The threads, which the first read starts. They end with this value, after all reads.
 #[derive(Default)]
 pub(crate) struct Readers(Mutex<Option<Threads>>);
 
@@ -42,7 +42,8 @@ impl Readers {
         }
     }
 
-    /// Waits for all reads and ends the threads. A thread itself does not wait for its end.
+    /// Waits for all reads and ends the threads. If one of the threads calls it, it does not wait
+    /// for itself.
     pub(crate) fn stop(&self) {
         let Some(Threads { jobs, handles }) = lock(&self.0).take() else { return };
         drop(jobs);

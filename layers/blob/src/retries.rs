@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::Result;
 
-/// The number of attempts of a transaction that conflicts, and the time between two of them.
+/// The number of attempts of a transaction that conflicts, and the time between two attempts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retries {
     /// The largest number of attempts, at least 1.
@@ -32,7 +32,8 @@ impl Retries {
     /// returns true.
     ///
     /// # Errors
-    /// The first other error; after `attempts_max` attempts, the error of the last one.
+    /// The first error for which it returns false; after `attempts_max` attempts, the error of the
+    /// last attempt.
     ///
     /// [`Error::is_repeatable`]: crate::Error::is_repeatable
     pub fn repeat<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {

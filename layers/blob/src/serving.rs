@@ -1,5 +1,5 @@
-//! The lease of a server whose store is in RADOS: a thread renews it, and each reply waits for it
-//! (docs/decisions/0034-servers-in-rados.md).
+//! The lease of a server whose store is in RADOS: a thread renews it, and each reply is sent only
+//! while it is valid (docs/decisions/0034-servers-in-rados.md).
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,37 +23,37 @@ use crate::rados::{self, NAME};
 const LEASE: Duration = Duration::from_millis(1500);
 /// The time between two renewals.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(300);
-/// The time after a renewal with an unknown result before the next one.
+/// The time between a renewal with an unknown result and the next renewal.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// The time between two reads of the record of another server.
 const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The behaviour of a server that finds another one.
+/// The behaviour of a server that starts and finds another server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Takeover {
-    /// It replaces the other server if that one has ended or is dead, and fails otherwise.
+    /// The server replaces the other server if that one has ended or is dead, and fails otherwise.
     IfDead,
-    /// It waits until the other server has ended or is dead.
+    /// The server waits until the other server has ended or is dead.
     Wait,
-    /// It replaces the other server in any case.
+    /// The server replaces the other server in any case.
     Always,
 }
 
-/// A reason for which the start of a server takes longer.
+/// A reason for a delay of the start of a server.
 #[derive(Debug)]
 pub enum Delay<'a> {
-    /// Another server lives, at this address, which is empty if it accepts no clients of other
-    /// machines.
+    /// Another server runs at this address, which is empty if the server accepts no clients on
+    /// other machines.
     OtherServer(&'a str),
     /// The cluster did not perform an operation, which is repeated.
     Cluster(&'a Error),
 }
 
-/// The way in which a server starts.
+/// The options of the start of a server.
 pub struct Start<'a> {
     /// The behaviour if there is another server.
     pub takeover: Takeover,
-    /// Called once for another server that lives, and after each operation that is repeated.
+    /// Called once if another server runs, and for each operation that is repeated.
     pub delayed: &'a mut dyn FnMut(Delay<'_>),
     /// Called from time to time while the server waits. If it returns true, the start fails with
     /// `Interrupted`.
@@ -122,11 +122,12 @@ struct Shared {
 struct State {
     /// The reason for which this server never sends a reply again.
     lost: Option<Failure>,
-    /// The address and the encryption that clients find, once it is known.
+    /// The address and the use of encryption that clients find, after they were published.
     published: Option<(String, bool)>,
-    /// Whether the record is to be renewed at once.
+    /// Whether the record must be renewed at once.
     is_urgent: bool,
-    /// The time until which replies wait for a renewal. Without one, they wait without limit.
+    /// The time until which replies wait for a renewal. If there is none, they wait without a
+    /// limit.
     waits_until: Option<Instant>,
     is_ending: bool,
 }
@@ -150,7 +151,7 @@ impl ServingLease {
     /// Takes the lease of the store `name`.
     ///
     /// # Errors
-    /// `Busy` if another server lives, `Interrupted` if the start was interrupted. Those of the
+    /// `Busy` if another server runs; `Interrupted` if the start was interrupted; the errors of the
     /// cluster.
     pub(crate) fn take(
         objects: &Arc<dyn Objects>,
@@ -202,15 +203,16 @@ impl ServingLease {
         Ok(ServingLease { shared, term, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Waits until a reply to a request may be sent that was executed before the call.
+    /// Waits until the reply to a request that was executed before the call may be sent.
     ///
-    /// Returns false if it must never be sent: this server was replaced, a write to the store has
-    /// failed, or the server ends and has not renewed its lease in time.
+    /// Returns false if the reply must never be sent: this server was replaced, a write to the
+    /// store has failed, or the server ends and has not renewed its lease in time.
     pub fn may_reply(&self) -> bool {
         self.shared.may_reply()
     }
 
-    /// Lets replies wait for a renewal for at most `limit` from now on, because the server ends.
+    /// Limits the time for which replies wait for a renewal to `limit` from now on, because the
+    /// server ends.
     pub fn limit_waits(&self, limit: Duration) {
         lock(&self.shared.state).waits_until.get_or_insert(Instant::now() + limit);
         self.shared.changed.notify_all();
@@ -221,8 +223,8 @@ impl ServingLease {
         lock(&self.shared.state).lost.clone().map(|failure| failure.into_error("serve", b"the store"))
     }
 
-    /// Lets clients find this server, and waits until they can. An empty address states that it
-    /// accepts no clients of other machines.
+    /// Publishes the address of this server, and waits until clients can find it. An empty address
+    /// states that the server accepts no clients on other machines.
     ///
     /// # Errors
     /// The reason for which this server can send no more replies.
@@ -245,13 +247,13 @@ impl ServingLease {
         std::thread::sleep(from.saturating_sub(now()));
     }
 
-    /// Lets this server send no more replies, because a write to the store has failed.
+    /// Stops this server from sending replies, because a write to the store has failed.
     pub(crate) fn fail(&self, error: &Error) {
         self.shared.lose(Failure::new(error));
     }
 
-    /// Ends the lease, so that another server need not wait for its end, and the thread. The caller
-    /// has sent all replies; those that still wait are never sent.
+    /// Ends the thread and the lease, so that another server need not wait until the lease has
+    /// ended. The caller must have sent all replies; replies that still wait are never sent.
     pub fn end(&self) {
         let mut state = lock(&self.shared.state);
         state.is_ending = true;
@@ -264,11 +266,13 @@ impl ServingLease {
     }
 }
 
-/// Checks the store in a pool, and passes its problems to `report`. No server serves it meanwhile.
+/// Checks the store in a pool, and passes its problems to `report`. No server can serve it
+/// meanwhile.
 pub(crate) fn check(pool: &str, repair: bool, report: &mut dyn FnMut(Problem)) -> Result<CheckedStore> {
     let objects: Arc<dyn Objects> = Arc::new(rados::open_pool(pool)?);
     let groups = read_groups(&*objects, NAME)?.unwrap_or(1);
-    // Each one may have to wait until the lease of a server that was killed has ended.
+    // For each group, the check may have to wait until the lease of a server that was killed has
+    // ended.
     let taken: Vec<Result<ServingLease>> = std::thread::scope(|scope| {
         let take = |group| {
             let (objects, name) = (&objects, group_name(NAME, group));
@@ -328,7 +332,7 @@ fn check_groups(
     Ok(sum)
 }
 
-/// Takes the lease of a group, so that no server serves it.
+/// Takes the lease of a group, so that no server can serve it.
 fn take_for_check(pool: &str, objects: &Arc<dyn Objects>, name: &str) -> Result<ServingLease> {
     let has_store = objects.size(&format!("{name}.head"));
     has_store.map_err(|error| match error.kind {
@@ -419,10 +423,10 @@ impl Shared {
                 None => ServerState::Starting,
             };
             if is_ending {
-                // No reply is sent after the record states the end.
+                // No reply may be sent after the record states the end.
                 self.lose(Failure::new(&fail(ErrorKind::Unavailable, "the server has ended")));
-                // The lease of the server before this one may be valid, so the next server must
-                // wait as if this one were dead.
+                // The lease of the previous server may still be valid, so the next server must wait
+                // as if this one were dead.
                 if now() < lease.validity().0 {
                     return;
                 }
@@ -452,7 +456,7 @@ impl Shared {
     }
 }
 
-/// Returns the error of a server that was replaced, with the address of the other one.
+/// Returns the error of a server that was replaced, with the address of the other server.
 fn replaced(objects: &dyn Objects, name: &str) -> Error {
     let address = match read_server(objects, name) {
         Ok(Some(found)) if !found.address.is_empty() => format!(" at {}", found.address),
@@ -469,7 +473,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::*;
-    use quell_rados::{Fate, MemoryObjects};
+    use quell_rados::{FaultEffect, MemoryObjects};
 
     fn take(objects: &Arc<dyn Objects>) -> ServingLease {
         let mut start = Start { takeover: Takeover::Always, delayed: &mut |_| (), is_interrupted: &|| false };
@@ -503,15 +507,15 @@ mod tests {
         let objects = MemoryObjects::new();
         let is_hanging = Arc::new(AtomicBool::new(false));
         let hangs = is_hanging.clone();
-        let fate = move |_: &str, _: &str| match hangs.load(Ordering::Relaxed) {
-            true => Fate::Refused(ErrorKind::TimedOut),
-            false => Fate::Performed,
+        let faults = move |_: &str, _: &str| match hangs.load(Ordering::Relaxed) {
+            true => FaultEffect::Refused(ErrorKind::TimedOut),
+            false => FaultEffect::Performed,
         };
-        let objects: Arc<dyn Objects> = Arc::new(objects.with_faults(Box::new(fate)));
+        let objects: Arc<dyn Objects> = Arc::new(objects.with_faults(Box::new(faults)));
         let lease = Arc::new(take(&objects));
         assert!(lease.may_reply());
         is_hanging.store(true, Ordering::Relaxed);
-        // The lease ends after its last renewal.
+        // The time of the lease ends, because it is not renewed any more.
         std::thread::sleep(LEASE + RENEWAL_INTERVAL);
         let waiting = lease.clone();
         let reply = std::thread::spawn(move || waiting.may_reply());
@@ -527,7 +531,7 @@ mod tests {
         let state = || read_server(&*objects, NAME).expect("read").map(|record| (record.term, record.state));
         let first = take(&objects);
         take(&objects).end();
-        // The lease of the first server has not ended.
+        // The time of the lease of the first server has not ended yet.
         assert_eq!(state(), Some((2, ServerState::Starting)));
         first.end();
         let third = take(&objects);

@@ -28,9 +28,9 @@ use crate::transaction::Transaction;
 /// The largest number of bytes of a read that is submitted.
 pub const SUBMITTED_READ_BYTES_MAX: usize = 64 << 20;
 
-/// A store of blobs. Any number of threads may use it; a clone is the same store.
+/// A store of blobs. Any number of threads may use it. A clone refers to the same store.
 ///
-/// A method that changes one blob is a transaction of its own. It never conflicts with others.
+/// A method that changes one blob is a separate transaction, which never conflicts with others.
 #[derive(Clone)]
 pub struct Store {
     backend: Arc<dyn Backend>,
@@ -43,19 +43,19 @@ impl Store {
     /// mode 0700. Commits survive a power failure.
     ///
     /// # Errors
-    /// `Busy` if another process has the store open and is no server, or if the directory is that
-    /// of a server of a store in RADOS that does not run; `Unavailable` if no server answers;
-    /// `NotFound` if a pool of RADOS has no store; `PermissionDenied` if the directory belongs to
-    /// another user, or has any permission for group and others; `Exists` if it has files that are
-    /// not those of a store; `Damaged` if the store does not have its format.
+    /// `Busy` if another process has the store open and is not a server, or if the directory
+    /// belongs to a server of a store in RADOS that does not run; `Unavailable` if no server
+    /// answers; `NotFound` if a pool of RADOS has no store; `PermissionDenied` if the directory
+    /// belongs to another user, or has any permission for group and others; `Exists` if it has
+    /// files that do not belong to a store; `Damaged` if the store does not have its format.
     pub fn open(location: &str) -> Result<Store> {
         Store::open_location(location, true)
     }
 
-    /// Opens the store at a location as [`open`](Store::open) does, but creates none.
+    /// Opens the store at a location as [`open`](Store::open) does, but never creates a store.
     ///
     /// # Errors
-    /// `NotFound` if there is no store; those of [`open`](Store::open).
+    /// `NotFound` if there is no store; the errors of [`open`](Store::open).
     pub fn open_existing(location: &str) -> Result<Store> {
         Store::open_location(location, false)
     }
@@ -94,8 +94,8 @@ impl Store {
     }
 
     /// Returns the number of groups of servers among which the blobs are divided: 1, unless the
-    /// store is in RADOS and was created with several. With several, a rename fails with
-    /// `Unsupported` if the new name belongs to another group.
+    /// store is in RADOS and was created with several groups. With several groups, a rename fails
+    /// with `Unsupported` if the new name belongs to another group.
     pub fn groups(&self) -> u32 {
         self.backend.groups()
     }
@@ -109,7 +109,7 @@ impl Store {
     /// Begins a transaction, which reads the latest state.
     ///
     /// # Errors
-    /// Those of the connection to a server.
+    /// The errors of the connection to a server.
     pub fn begin(&self) -> Result<Transaction> {
         Ok(Transaction::new(self.backend.clone(), self.backend.begin()?))
     }
@@ -117,7 +117,7 @@ impl Store {
     /// Begins a snapshot of the latest state.
     ///
     /// # Errors
-    /// Those of the connection to a server.
+    /// The errors of the connection to a server.
     pub fn snapshot(&self) -> Result<Snapshot> {
         Ok(Snapshot { state: self.backend.begin()? })
     }
@@ -126,7 +126,7 @@ impl Store {
     ///
     /// # Errors
     /// The first error of `body` or of the commit for which [`Error::is_repeatable`] returns false;
-    /// after [`Retries::attempts_max`] attempts, the error of the last one.
+    /// after [`Retries::attempts_max`] attempts, the error of the last attempt.
     ///
     /// [`Error::is_repeatable`]: crate::Error::is_repeatable
     pub fn transact<T>(
@@ -142,15 +142,15 @@ impl Store {
         })
     }
 
-    /// Commits operations that depend on nothing that was read.
+    /// Commits operations that do not depend on reads.
     ///
     /// # Errors
-    /// The reason for which they were refused: see [`Refusal`](crate::Refusal).
+    /// The reason for which the operations were refused: see [`Refusal`](crate::Refusal).
     pub fn commit(&self, operations: Vec<Operation>) -> Result<Committed> {
         Ok(self.backend.commit(WireTransaction { operations, ..WireTransaction::default() })?)
     }
 
-    /// Commits operations as [`commit`](Store::commit) does, without waiting: `done` gets the
+    /// Commits operations as [`commit`](Store::commit) does, without waiting: `done` receives the
     /// result on another thread, and must not block. Data of 32 KiB and more is written before the
     /// call returns.
     pub fn submit(&self, operations: Vec<Operation>, done: impl FnOnce(Result<Committed>) + Send + 'static) {
@@ -159,7 +159,7 @@ impl Store {
     }
 
     /// Commits operations as [`submit`](Store::submit) does, and returns a future of the result.
-    /// The commit is in progress, whether the future is polled or not.
+    /// The commit proceeds even if the future is not polled.
     pub fn commit_async(&self, operations: Vec<Operation>) -> CommitFuture {
         let (completion, future) = CommitFuture::pair();
         self.submit(operations, move |result| completion.complete(result));
@@ -177,7 +177,7 @@ impl Store {
     /// Deletes a blob.
     ///
     /// # Errors
-    /// `NotFound` if there is none.
+    /// `NotFound` if there is no blob of this name.
     pub fn delete(&self, name: impl AsRef<[u8]>) -> Result<()> {
         self.change(Operation::Delete { name: name.as_ref().to_vec() })
     }
@@ -185,7 +185,7 @@ impl Store {
     /// Gives a blob another name, without a copy of its content.
     ///
     /// # Errors
-    /// `NotFound` if there is no blob of this name; `Exists` if there is one of the other name.
+    /// `NotFound` if there is no blob of this name; `Exists` if there is a blob of the other name.
     pub fn rename(&self, name: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<()> {
         self.change(Operation::Rename { name: name.as_ref().to_vec(), to: to.as_ref().to_vec() })
     }
@@ -233,8 +233,8 @@ impl Store {
         self.commit(vec![operation]).map(|_| ())
     }
 
-    /// Reads bytes of the latest state of a blob, and returns their number. It is less than
-    /// requested at the end of the blob only.
+    /// Reads bytes of the latest state of a blob, and returns their number. The number is less than
+    /// requested only at the end of the blob.
     ///
     /// # Errors
     /// `NotFound` if there is no blob of this name; `Damaged` if data does not have its checksum.
@@ -242,7 +242,7 @@ impl Store {
         Ok(self.backend.latest()?.read(name.as_ref(), offset, into)?)
     }
 
-    /// Reads bytes as [`read`](Store::read) does, without waiting: `done` gets them on another
+    /// Reads bytes as [`read`](Store::read) does, without waiting: `done` receives them on another
     /// thread, and must neither block nor panic. At most [`SUBMITTED_READ_BYTES_MAX`] can be
     /// requested.
     pub fn submit_read(
@@ -262,10 +262,10 @@ impl Store {
         self.backend.submit_read(name.to_vec(), offset, length_bytes, done);
     }
 
-    /// Returns the attributes of a blob, or `None` if there is none of this name.
+    /// Returns the attributes of a blob, or `None` if there is no blob of this name.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     pub fn stat(&self, name: impl AsRef<[u8]>) -> Result<Option<BlobStat>> {
         Ok(self.backend.latest()?.stat(name.as_ref())?)
     }
@@ -274,22 +274,22 @@ impl Store {
     /// such data, after some of it has accumulated.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     pub fn collect(&self) -> Result<()> {
         Ok(self.backend.collect()?)
     }
 
-    /// Returns the counters of the server of the store, which is waited for at most for `limit`.
+    /// Returns the counters of the server of the store. Waits at most for `limit`.
     ///
     /// # Errors
     /// `Unsupported` if this process has the store open itself; `PermissionDenied` if the key of
-    /// the client does not give all rights; those of the connection.
+    /// the client does not give all rights; the errors of the connection.
     pub fn server_counters(&self, limit: Duration) -> Result<StoreCounters> {
         Ok(self.backend.server_counters(limit)?)
     }
 }
 
-/// Connects to the server of a store in RADOS, or to those of its groups.
+/// Connects to the server of a store in RADOS, or to the servers of its groups.
 fn open_rados(pool: &str, key: ClientKey, is_encrypted: bool) -> quell_vfs::Result<Arc<dyn Backend>> {
     let objects: Arc<dyn Objects> = Arc::new(open_pool(pool)?);
     match read_groups(&*objects, NAME)? {
@@ -331,10 +331,10 @@ impl Snapshot {
         Ok(self.state.read(name.as_ref(), offset, into)?)
     }
 
-    /// Returns the attributes of a blob, or `None` if there is none of this name.
+    /// Returns the attributes of a blob, or `None` if there is no blob of this name.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     pub fn stat(&self, name: impl AsRef<[u8]>) -> Result<Option<BlobStat>> {
         Ok(self.state.stat(name.as_ref())?)
     }
@@ -349,10 +349,10 @@ impl Snapshot {
     }
 
     /// Returns at most `limit` blobs whose names begin with `prefix` and are after `after`, in the
-    /// order of their names. The last name of one call is `after` of the next one.
+    /// order of their names. Pass the last name of one call as `after` to the next call.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     pub fn list(
         &self,
         prefix: impl AsRef<[u8]>,

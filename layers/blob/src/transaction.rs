@@ -18,14 +18,15 @@ use crate::error::Result;
 /// transaction has changed a part that this one has read. A transaction that is dropped has changed
 /// nothing.
 ///
-/// Transactions are strictly serializable: their effect is that of one after the other, in an order
-/// in which each one is after all that were committed before it began.
+/// Transactions are strictly serializable: their effect is as if they were executed one after the
+/// other, in an order in which each transaction follows all transactions that were committed before
+/// it began.
 pub struct Transaction {
     backend: Arc<dyn Backend>,
     state: Box<dyn TransactionState>,
     reads: HashSet<Read>,
     operations: Vec<Operation>,
-    /// The number of operations that `state` has applied. A read applies the others first.
+    /// The number of operations that `state` has applied. A read first applies the others.
     applied: usize,
 }
 
@@ -42,7 +43,7 @@ impl Transaction {
     /// Creates an empty blob, unless it exists.
     ///
     /// # Errors
-    /// None now; those of the commit.
+    /// None. If the operation fails, the commit returns the error.
     pub fn create(&mut self, name: impl AsRef<[u8]>) -> Result<()> {
         self.add(Operation::Create { name: name.as_ref().to_vec(), may_exist: true })
     }
@@ -50,7 +51,7 @@ impl Transaction {
     /// Creates an empty blob. The commit fails if it exists.
     ///
     /// # Errors
-    /// None now; those of the commit.
+    /// None. If the operation fails, the commit returns the error.
     pub fn create_new(&mut self, name: impl AsRef<[u8]>) -> Result<()> {
         self.add(Operation::Create { name: name.as_ref().to_vec(), may_exist: false })
     }
@@ -58,7 +59,7 @@ impl Transaction {
     /// Deletes a blob. The commit fails if it does not exist.
     ///
     /// # Errors
-    /// None now; those of the commit.
+    /// None. If the operation fails, the commit returns the error.
     pub fn delete(&mut self, name: impl AsRef<[u8]>) -> Result<()> {
         self.add(Operation::Delete { name: name.as_ref().to_vec() })
     }
@@ -66,7 +67,7 @@ impl Transaction {
     /// Writes bytes of a blob.
     ///
     /// # Errors
-    /// None now; those of the commit.
+    /// None. If the operation fails, the commit returns the error.
     pub fn write(&mut self, name: impl AsRef<[u8]>, offset: u64, data: &[u8]) -> Result<()> {
         self.add(Operation::Write { name: name.as_ref().to_vec(), offset, data: data.to_vec() })
     }
@@ -75,7 +76,7 @@ impl Transaction {
     /// several transactions do not conflict.
     ///
     /// # Errors
-    /// None now; those of the commit.
+    /// None. If the operation fails, the commit returns the error.
     pub fn append(&mut self, name: impl AsRef<[u8]>, data: &[u8]) -> Result<()> {
         self.add(Operation::Append { name: name.as_ref().to_vec(), data: data.to_vec() })
     }
@@ -83,7 +84,7 @@ impl Transaction {
     /// Sets the size of a blob.
     ///
     /// # Errors
-    /// None now; those of the commit.
+    /// None. If the operation fails, the commit returns the error.
     pub fn resize(&mut self, name: impl AsRef<[u8]>, size_bytes: u64) -> Result<()> {
         self.add(Operation::Resize { name: name.as_ref().to_vec(), size_bytes })
     }
@@ -92,7 +93,7 @@ impl Transaction {
     /// applied to the numbers at its commit.
     ///
     /// # Errors
-    /// None now; those of the commit.
+    /// None. If the operation fails, the commit returns the error.
     pub fn transform(&mut self, name: impl AsRef<[u8]>, offset: u64, transform: Transform) -> Result<()> {
         self.add(Operation::Transform { name: name.as_ref().to_vec(), offset, transform })
     }
@@ -101,7 +102,7 @@ impl Transaction {
     /// is in use.
     ///
     /// # Errors
-    /// None now; those of the commit.
+    /// None. If the operation fails, the commit returns the error.
     pub fn rename(&mut self, name: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<()> {
         self.add(Operation::Rename { name: name.as_ref().to_vec(), to: to.as_ref().to_vec() })
     }
@@ -109,14 +110,14 @@ impl Transaction {
     /// Adds an operation.
     ///
     /// # Errors
-    /// None now; those of the commit.
+    /// None. If the operation fails, the commit returns the error.
     pub fn add(&mut self, operation: Operation) -> Result<()> {
         self.operations.push(operation);
         Ok(())
     }
 
-    /// Reads bytes, including the changes of this transaction, and returns their number. It is less
-    /// than requested at the end of the blob only.
+    /// Reads bytes, including the changes of this transaction, and returns their number. The number
+    /// is less than requested only at the end of the blob.
     ///
     /// # Errors
     /// `NotFound` if there is no blob of this name; the reason for which an earlier operation of
@@ -124,12 +125,12 @@ impl Transaction {
     pub fn read(&mut self, name: impl AsRef<[u8]>, offset: u64, into: &mut [u8]) -> Result<usize> {
         let name = name.as_ref();
         self.apply()?;
-        // The result is noted also if the read fails: a program may depend on the failure.
+        // The read is recorded even if it fails, because a program may depend on the failure.
         let end = offset.saturating_add(into.len() as u64);
         for name in self.names_of(name) {
             self.note(&name, Part::Existence);
             self.note(&name, Part::Range { start: offset, end });
-            // The offset of an append changes if another transaction appends before it.
+            // The offset of this transaction's append changes if another transaction appends first.
             let appends = |operation: &Operation| matches!(operation, Operation::Append { .. });
             if self.operations.iter().any(|operation| operation.name() == name && appends(operation)) {
                 self.note(&name, Part::Size);
@@ -157,8 +158,8 @@ impl Transaction {
         self.take(result)
     }
 
-    /// Returns the attributes of a blob, or `None` if there is none of this name. The commit is
-    /// refused if the size or existence has changed; a change of the time is no conflict.
+    /// Returns the attributes of a blob, or `None` if there is no blob of this name. The commit is
+    /// refused if the size or existence has changed; a change of the time is not a conflict.
     ///
     /// # Errors
     /// As for [`read`](Transaction::read).
@@ -187,7 +188,7 @@ impl Transaction {
 
     /// Returns at most `limit` blobs whose names begin with `prefix` and are after `after`, in the
     /// order of their names. The commit is refused if a blob whose name begins with `prefix` was
-    /// created or deleted. A change of a size is no conflict.
+    /// created or deleted. A change of a size is not a conflict.
     ///
     /// # Errors
     /// As for [`read`](Transaction::read).
@@ -204,8 +205,8 @@ impl Transaction {
     }
 
     /// Commits the transaction. When the call returns, all readers see it, and it survives a power
-    /// failure. A transaction without changes is compared with others as well: if it succeeds, then
-    /// all that it has read is the state at one time during the call.
+    /// failure. A transaction without changes is also compared with other transactions: if the
+    /// commit succeeds, all reads of the transaction show the state at one time during the call.
     ///
     /// # Errors
     /// [`Error::Refused`](crate::Error::Refused) with the reason: see [`Refusal`](crate::Refusal).
@@ -215,7 +216,7 @@ impl Transaction {
     }
 
     /// Commits the transaction as [`commit`](Transaction::commit) does, without waiting: `done`
-    /// gets the result as that of [`Store::submit`](crate::Store::submit).
+    /// receives the result, as with [`Store::submit`](crate::Store::submit).
     pub fn submit(self, done: impl FnOnce(Result<Committed>) + Send + 'static) {
         let (backend, state, transaction) = self.into_parts();
         let versions = state.versions();
@@ -226,8 +227,8 @@ impl Transaction {
         backend.submit_at(versions, transaction, Box::new(decided));
     }
 
-    /// Returns the transaction, and the state that it has read. The store keeps the changes since
-    /// this state, with which it compares the reads, as long as the state is open.
+    /// Returns the transaction, and the state that it has read. As long as the state is open, the
+    /// store keeps the changes since then, with which it compares the reads.
     fn into_parts(self) -> (Arc<dyn Backend>, Box<dyn TransactionState>, WireTransaction) {
         let snapshot = (!self.reads.is_empty()).then(|| self.state.version());
         let reads = self.reads.into_iter().collect();
@@ -239,7 +240,7 @@ impl Transaction {
     /// Applies the operations to the state that later reads see.
     fn apply(&mut self) -> Result<()> {
         while let Some(operation) = self.operations.get(self.applied) {
-            // Later reads see whether the operation had an effect.
+            // Later reads show whether the operation had an effect.
             let noted = operation.names().map(|name| Read { name: name.to_vec(), part: Part::Existence });
             self.reads.extend(noted);
             if let Err(refusal) = self.state.apply(operation) {
@@ -251,7 +252,8 @@ impl Transaction {
         Ok(())
     }
 
-    /// Returns the result of a read. A server applies earlier operations when it reads.
+    /// Returns the result of a read. A server applies earlier operations only when it executes a
+    /// read, so the read can fail because of one of them.
     fn take<T>(&mut self, result: quell_vfs::Result<T>) -> Result<T> {
         if result.is_err() {
             self.note_transforms();
@@ -259,8 +261,8 @@ impl Transaction {
         Ok(result?)
     }
 
-    /// Notes the numbers that the transforms have found. A program may depend on the failure of
-    /// one.
+    /// Records the numbers of the transforms as reads, because a program may depend on the failure
+    /// of a transform.
     fn note_transforms(&mut self) {
         for operation in &self.operations {
             if let Operation::Transform { name, offset, transform } = operation {
@@ -288,9 +290,9 @@ impl Transaction {
     }
 }
 
-/// Returns the error of a server whose result does not belong to the operation.
+/// Returns the error for a result of a server that does not belong to the operation.
 pub(crate) fn wrong_result() -> quell_vfs::Error {
-    let source = Some("the result is not that of the operation".into());
+    let source = Some("the result does not belong to the operation".into());
     quell_vfs::Error { source, ..quell_vfs::Error::new(ErrorKind::Damaged, "commit", "transaction") }
 }
 

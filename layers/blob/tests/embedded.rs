@@ -1,4 +1,4 @@
-//! A store in a directory, as programs use it.
+//! Tests of a store in a directory, through the interface for programs.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -133,7 +133,7 @@ fn a_conflict_names_the_blob_and_the_range() {
     let refused = transaction.commit().expect_err("conflict");
     assert!(refused.is_repeatable());
     assert_eq!(refused.to_string(), "another transaction changed bytes 30 to 38 of a");
-    // A change next to the range that was read is no conflict.
+    // A change next to the range that was read is not a conflict.
     let mut transaction = store.begin().expect("begun");
     transaction.read("a", 10, &mut bytes).expect("read");
     transaction.write("a", 0, b"x").expect("added");
@@ -155,7 +155,7 @@ fn a_transaction_reads_its_own_changes_and_a_snapshot_does_not_change() {
     transaction.commit().expect("committed");
     assert_eq!(store.stat("b").expect("read").expect("it exists").size_bytes, 3);
     assert_eq!(snapshot.stat("b").expect("read"), None);
-    // An operation that cannot be applied is the error of the next read.
+    // The next read returns the error of an operation that cannot be applied.
     let mut transaction = store.begin().expect("begun");
     transaction.create_new("b").expect("added");
     assert_eq!(transaction.size("a").expect_err("b exists").kind(), ErrorKind::Exists);

@@ -1,4 +1,4 @@
-//! Converts the attributes of blobs to those of files.
+//! Converts the attributes of blobs to attributes of files.
 
 use quell_blob::{BlobStat, FileAttributes};
 use quell_vfs::{Attributes, Kind, NewEntry, NodeId, Time};
@@ -18,7 +18,7 @@ const DIR_PERMISSIONS: u32 = 0o700;
 const PERMISSIONS: u32 = 0o7777;
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
-/// Returns the kind of the entry of a blob that is no directory.
+/// Returns the kind of the entry of a blob that is not a directory.
 pub(crate) fn kind_of(stat: &BlobStat) -> Kind {
     match stat.file.and_then(|file| Kind::from_mode(file.mode)) {
         Some(Kind::Symlink) => Kind::Symlink,
@@ -26,13 +26,14 @@ pub(crate) fn kind_of(stat: &BlobStat) -> Kind {
     }
 }
 
-/// Returns the attributes of a new entry as the store keeps them.
+/// Returns the attributes of a new entry in the form of the store.
 pub(crate) fn of_new(kind: Kind, new: NewEntry) -> FileAttributes {
     let mode = kind.mode_bits() | (new.permissions & PERMISSIONS);
     FileAttributes { mode, uid: new.uid, gid: new.gid }
 }
 
-/// Returns the attributes that a blob has or, if none were set, those of a file of this mount.
+/// Returns the attributes that a blob has. If none were set, returns default attributes with the
+/// owner of this mount.
 pub(crate) fn stored(kind: Kind, stat: Option<&BlobStat>, owner: Owner) -> FileAttributes {
     let permissions = if kind == Kind::Dir { DIR_PERMISSIONS } else { FILE_PERMISSIONS };
     let mode = kind.mode_bits() | permissions;
@@ -68,7 +69,7 @@ pub(crate) fn time(ns: u64) -> Time {
     Time { seconds: (ns / NS_PER_SECOND) as i64, nanoseconds: (ns % NS_PER_SECOND) as u32 }
 }
 
-/// Returns a time as the store keeps it: the nearest one from 1970 to 2554.
+/// Returns a time in the form of the store: the nearest time from 1970 to 2554.
 pub(crate) fn ns(time: Time) -> u64 {
     let seconds = u64::try_from(time.seconds).unwrap_or(0);
     let ns = u64::from(time.nanoseconds);

@@ -1,16 +1,18 @@
-//! Transactions that create, remove and rename entries. They read the entries concerned, and a
-//! commit is refused if another client has changed these. So two mounts cannot create the same
-//! name, and none can remove a directory in which the other one creates a file.
+//! Transactions that create, remove and rename entries. They read the entries that they need, and
+//! the commit is refused if another client has changed one of these. So two mounts cannot create
+//! the same name, and a mount cannot remove a directory in which another one creates a file at the
+//! same time.
 
 use quell_blob::{FileAttributes, OPERATIONS_MAX, Operation, Retries, Transaction};
 use quell_vfs::{Error, ErrorKind, Kind, Rename, Result, errno};
 
 use crate::failure::failed;
 use crate::names::{is_within, parent};
-use crate::shared::{Found, Shared};
+use crate::shared::{FoundEntry, Shared};
 
-/// The largest number of blobs of a directory that a rename moves. Each needs one operation; in an
-/// exchange, those of the first directory need two, and all operations are at most twice as many.
+/// The largest number of blobs of a directory that a rename moves. Each needs one operation. In an
+/// exchange, each blob of the first directory needs two, so there are at most twice as many
+/// operations as blobs.
 const MOVED_MAX: usize = (OPERATIONS_MAX - 16) / 2;
 
 /// The largest size of the data that a rename copies, because its new name belongs to another group
@@ -26,7 +28,8 @@ const MOVED_NAMES_BYTES_MAX: usize = 256 << 10;
 struct Move {
     from: Vec<u8>,
     to: Vec<u8>,
-    /// The copy of the blob in the group of servers of the new name, if that is another one.
+    /// The copy of the blob in the group of servers of the new name, if the new name belongs to
+    /// another group.
     copy: Option<Vec<u8>>,
 }
 
@@ -41,7 +44,7 @@ struct Copies {
 }
 
 impl Move {
-    /// Adds the operations of the move. The new name is free.
+    /// Adds the operations of the move. The new name must be free.
     fn add_to(&self, transaction: &mut Transaction) -> quell_blob::Result<()> {
         match &self.copy {
             Some(copy) => {
@@ -71,7 +74,8 @@ macro_rules! try_step {
     };
 }
 
-/// Evaluates to the value of a result of this layer; an error refuses the transaction.
+/// Evaluates to the value of a result of this layer. If it is an error, returns it as the refusal
+/// of the transaction.
 macro_rules! refuse_on_error {
     ($result:expr) => {
         match $result {
@@ -81,12 +85,12 @@ macro_rules! refuse_on_error {
     };
 }
 
-/// The names that a rename concerns.
+/// The names and the mode of a rename.
 pub(crate) struct Renaming<'a> {
     pub(crate) from: &'a [u8],
     pub(crate) to: &'a [u8],
     pub(crate) mode: Rename,
-    /// The blob for the data of a file that is replaced, if it is in use.
+    /// The blob that receives the data of a replaced file, if the file is in use.
     pub(crate) replaced: Option<Vec<u8>>,
 }
 
@@ -109,13 +113,13 @@ impl Shared {
     }
 
     /// Finds an entry in the state that a transaction reads.
-    fn find_in(&self, transaction: &mut Transaction, path: &[u8]) -> StepResult<Option<Found>> {
+    fn find_in(&self, transaction: &mut Transaction, path: &[u8]) -> StepResult<Option<FoundEntry>> {
         if let Some(stat) = transaction.stat(refuse_on_error!(self.names.of_file(path)))? {
-            return Ok(Ok(Some(Found::of_blob(stat))));
+            return Ok(Ok(Some(FoundEntry::of_blob(stat))));
         }
         let blob = refuse_on_error!(self.names.of_dir(path));
         let first = transaction.list(&blob, "", 1)?;
-        Ok(Ok(Found::of_dir(&blob, &first)))
+        Ok(Ok(FoundEntry::of_dir(&blob, &first)))
     }
 
     /// Checks that the directory of an entry exists, and returns its attributes, if they were set.
@@ -181,7 +185,8 @@ impl Shared {
         })
     }
 
-    /// Removes a file or symbolic link. `unnamed`: the blob for its data, if it is in use.
+    /// Removes a file or symbolic link. `unnamed` is the blob that receives its data, if the file
+    /// is in use.
     pub(crate) fn remove(&self, path: &[u8], unnamed: Option<&[u8]>) -> Result<()> {
         let blob = self.names.of_file(path)?;
         self.transact("remove", path, |transaction| {
@@ -219,7 +224,7 @@ impl Shared {
         })
     }
 
-    /// Renames an entry, or exchanges two.
+    /// Renames an entry, or exchanges two entries.
     pub(crate) fn rename(&self, renaming: &Renaming<'_>) -> Result<()> {
         let Renaming { from, to, mode, replaced } = renaming;
         let refuse = |kind| refuse(kind, "rename", from);
@@ -232,7 +237,7 @@ impl Shared {
             };
             try_step!(self.require_parent(transaction, to));
             let target = try_step!(self.find_in(transaction, to));
-            let is_dir = |found: &Found| found.kind == Kind::Dir;
+            let is_dir = |found: &FoundEntry| found.kind == Kind::Dir;
             let source_is_dir = is_dir(&source);
             if *mode == Rename::Keep && target.is_some() {
                 return refuse(ErrorKind::Exists);
@@ -254,7 +259,7 @@ impl Shared {
                     if 2 * moves.len() + back.len() > 2 * MOVED_MAX {
                         return Ok(Err(too_many_blobs(from)));
                     }
-                    // Exchanged through names that no other blob has.
+                    // The blobs are exchanged through temporary names that no other blob has.
                     let mut second = Moves::new();
                     for Move { from, to, copy } in moves {
                         let aside = match copy {
@@ -345,7 +350,7 @@ impl Shared {
     }
 
     /// Copies a blob to the group of servers of its new name, and returns the name of the copy. The
-    /// transaction has then read the whole blob, and is refused if it changes.
+    /// transaction reads the whole blob, and is refused if the blob changes.
     fn copy(
         &self,
         transaction: &mut Transaction,
@@ -385,13 +390,13 @@ impl Shared {
     /// Deletes the copies that were not given their new names.
     fn discard(&self, copies: &mut Copies) {
         for name in std::mem::take(copies).names {
-            // After an error, a later mount deletes it.
+            // After an error, a later mount deletes the copy.
             let _ = self.delete_removed(&name);
         }
     }
 }
 
-/// Returns the error of a rename that would copy too much data. The mv(1) command then copies the
+/// Returns the error of a rename that would copy too much data. After this error, mv(1) copies the
 /// file itself.
 fn too_large_copy(path: &[u8]) -> Error {
     let reason = "the new name belongs to another group of servers, and the rename would copy more than \

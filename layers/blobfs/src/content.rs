@@ -1,14 +1,16 @@
-//! The bytes of a file: those in the store, and those that were written and are not yet there.
+//! The bytes of a file: the bytes in the store, and the bytes that were written but are not in the
+//! store yet.
 //!
 //! A write is added to the pending extents. A commit takes them: they are visible to reads of this
 //! mount as committing extents until the store has answered. If the commit fails, they are pending
-//! again, so that each later publish of any open file fails as well, until they are in the store.
+//! again, so that each later publish of any open file fails as well, until the writes are in the
+//! store.
 //!
 //! One commit at a time is in progress, so that commits have the order of the writes. All publishes
-//! that wait for it share the next one, and its error: while a server hangs, none of them waits
-//! longer than for two commits. A commit may also contain other operations, such as a change of the
-//! size. If the store refuses it, its error concerns only the caller that has requested these
-//! operations; the publishes commit the writes alone.
+//! that wait for it share the next commit and its error. So while a server hangs, a publish waits
+//! for at most two commits. A commit may also contain other operations, such as a change of the
+//! size. If the store refuses such a commit, only the caller that has requested these operations
+//! gets the error; the publishes commit the writes alone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -33,9 +35,9 @@ const SET_ID: u32 = 0o6000;
 #[derive(Default)]
 pub(crate) struct Content {
     state: Mutex<State>,
-    /// The end of a commit.
+    /// Notified at the end of a commit.
     ended: Condvar,
-    /// The store last reported set-id bits.
+    /// Whether the file had set-id bits in the last attributes from the store.
     has_set_id: AtomicBool,
 }
 
@@ -55,15 +57,16 @@ struct State {
 struct Commits {
     is_running: bool,
     begun: u64,
-    /// The last one that has succeeded.
+    /// The number of the last commit that has succeeded.
     succeeded: u64,
-    /// The last one that has failed with an error that concerns all its writes, and the error.
+    /// The number of the last commit that has failed with an error that concerns all its writes,
+    /// and the error.
     failed: Option<(u64, ErrorKind, String)>,
 }
 
 impl Commits {
     /// Returns the result of the commit `number` for a write that it contains, if it has ended. A
-    /// later commit contains the writes of one that has failed.
+    /// later commit also contains the writes of a failed one.
     fn result(&self, number: u64, blob: &[u8]) -> Option<Result<()>> {
         if self.succeeded >= number {
             return Some(Ok(()));
@@ -89,7 +92,7 @@ impl Content {
         self.has_set_id.store(permissions & SET_ID != 0, Ordering::Relaxed);
     }
 
-    /// Returns whether the store last reported set-id bits.
+    /// Returns whether the file had set-id bits in the last attributes from the store.
     pub(crate) fn has_set_id(&self) -> bool {
         self.has_set_id.load(Ordering::Relaxed)
     }
@@ -108,7 +111,7 @@ impl Content {
         }
     }
 
-    /// Returns attributes of the store as they are with the writes that are not there.
+    /// Returns attributes of the store, changed by the writes that are not in the store yet.
     pub(crate) fn with_buffered(&self, found: Attributes) -> Attributes {
         let state = lock(&self.state);
         if state.is_clean() {
@@ -121,8 +124,8 @@ impl Content {
 
     /// Reads bytes, and returns their number.
     pub(crate) fn read(&self, store: &Store, blob: &[u8], into: &mut [u8], offset: u64) -> Result<usize> {
-        // Before the read of the store: writes that are committed meanwhile are read twice, but
-        // none is missed.
+        // The buffered writes are read before the store: writes that are committed meanwhile are
+        // read twice, but none is missed.
         let (first, second, end) = {
             let state = lock(&self.state);
             let part = |extents: &Extents| extents.part(offset, into.len());
@@ -141,7 +144,7 @@ impl Content {
         Ok(count)
     }
 
-    /// Adds a write. If there are many, they are committed before.
+    /// Adds a write. If there are many pending writes, they are committed first.
     pub(crate) fn write(&self, store: &Store, blob: &[u8], from: &[u8], offset: u64) -> Result<()> {
         let end = offset.checked_add(from.len() as u64).filter(|end| *end <= SIZE_BYTES_MAX);
         if from.is_empty() {
@@ -239,7 +242,7 @@ impl Content {
         match &result {
             Ok(_) => state.commits.succeeded = number,
             Err(error) => {
-                // Without an answer of the store, publishes would wait for it once more.
+                // If the store does not answer, publishes must not wait for it once more.
                 if is_of_writes || matches!(error.kind, ErrorKind::TimedOut | ErrorKind::Unavailable) {
                     state.commits.failed = Some((number, error.kind, error.to_string()));
                 }
@@ -274,8 +277,8 @@ mod tests {
         lock(&content.state).pending.write(offset, b"x");
     }
 
-    /// Lets four threads publish while a commit is in progress, which is answered afterwards.
-    /// Returns the results of the first publish and of the four, and the number of commits.
+    /// Makes four threads publish while a commit is in progress, which then ends. Returns the
+    /// result of the first publish, the results of the four threads, and the number of commits.
     fn publish_together(is_first_ok: bool, is_second_ok: bool) -> (bool, Vec<bool>, usize) {
         let content = Content::default();
         content.opened();
@@ -328,9 +331,9 @@ mod tests {
     fn publishes_that_wait_share_the_next_commit_and_its_error() {
         let (first, others, commits) = publish_together(true, true);
         assert!(first && others.iter().all(|is_ok| *is_ok));
-        // A thread that was late finds nothing to commit.
+        // A thread that publishes late has nothing to commit.
         assert_eq!(commits, 2);
-        // The next commit contains the writes of the one that has failed.
+        // The next commit contains the writes of the failed commit.
         let (first, others, _) = publish_together(false, true);
         assert!(!first && others.iter().all(|is_ok| *is_ok), "{others:?}");
         let (first, others, _) = publish_together(true, false);

@@ -1,9 +1,9 @@
-//! The errors of stores as those of the contract.
+//! Converts the errors of stores to errors of the contract.
 
 use quell_vfs::{Error, ErrorKind};
 
-/// Returns the error of an operation of the contract. A blob that is missing is a file that another
-/// client has removed.
+/// Returns the error of an operation of the contract. If a blob is missing, another client has
+/// removed the file.
 pub(crate) fn failed(cause: quell_blob::Error, operation: &'static str, subject: &[u8]) -> Error {
     let kind = match cause.kind() {
         ErrorKind::NotFound => ErrorKind::Stale,

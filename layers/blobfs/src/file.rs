@@ -19,7 +19,7 @@ pub(crate) struct BlobFile {
 }
 
 impl BlobFile {
-    /// Returns an open file of a node. It owns one use of the node.
+    /// Returns an open file of a node. The caller has counted it as one use of the node.
     pub(crate) fn new(shared: Arc<Shared>, node: Arc<Node>) -> BlobFile {
         node.content.opened();
         BlobFile { shared, node, is_closed: AtomicBool::new(false) }
@@ -76,7 +76,7 @@ impl WritableFile for BlobFile {
         self.node.content.write(&self.shared.store, &self.shared.blob_of(&self.node)?, from, offset)
     }
 
-    /// Commits the append, because only the store knows the end of the file.
+    /// Commits the append at once, because only the store knows the end of the file.
     fn append(&self, from: &[u8]) -> Result<u64> {
         self.check_open()?;
         if from.is_empty() {
@@ -122,7 +122,7 @@ impl WritableFile for BlobFile {
 
 impl Drop for BlobFile {
     fn drop(&mut self) {
-        // A frontend has called `close` before, and gets its errors.
+        // A frontend calls `close` first, and gets its errors.
         let _ = self.close();
     }
 }

@@ -24,9 +24,9 @@ use crate::nodes::{Node, NodeState, Nodes};
 use crate::removed::Upkeep;
 use crate::shared::Shared;
 
-/// The space that is reported, in bytes: a store does not know its own.
+/// The space that is reported, in bytes. A store does not know its real space.
 const SPACE_BYTES: u64 = 1 << 50;
-/// The largest length of the target of a symbolic link, in bytes: that of Linux.
+/// The largest length of the target of a symbolic link on Linux, in bytes.
 const TARGET_BYTES_MAX: u64 = 4095;
 
 /// The blobs of a store whose names begin with a prefix, as files.
@@ -63,11 +63,11 @@ impl BlobFs {
 
     /// Starts a thread that changes the mark of this mount while the mount has files without names,
     /// and removes the data of such files of dead mounts. [`end`](BlobFs::end) ends it. No other
-    /// mount of this process uses the store.
+    /// mount of this process may use the store.
     ///
     /// # Errors
     ///
-    /// That of the operating system, if no thread can be started.
+    /// The error of the operating system, if no thread can be started.
     pub fn start_upkeep(&self) -> Result<()> {
         self.upkeep.start(self.shared.clone())
     }
@@ -77,13 +77,13 @@ impl BlobFs {
     ///
     /// # Errors
     ///
-    /// Those of the store.
+    /// The errors of the store.
     pub fn remove_abandoned(&self, after: Duration) -> Result<u64> {
         self.shared.remove_abandoned(after)
     }
 
     /// Returns the number of blobs that listings have not shown, because no file can have their
-    /// names, or because a file hides a directory. A blob counts once for each listing.
+    /// names, or because a file hides a directory. A blob is counted once for each listing.
     pub fn hidden_blobs(&self) -> u64 {
         self.hidden.load(Ordering::Relaxed)
     }
@@ -105,9 +105,11 @@ impl BlobFs {
             _ => self.shared.delete_data_of(node),
         };
         let ended = nodes.iter().map(end).fold(Ok(()), Result::and);
-        // It may be deleting many blobs of other mounts, which must not delay the commits.
+        // The thread is ended after the commits: it may be deleting many blobs of other mounts,
+        // which must not delay them.
         self.upkeep.end();
-        // After an error the mark remains. When it is too old, another mount removes the blobs.
+        // After an error the mark remains. When the mark is too old, another mount removes the
+        // blobs.
         ended.and_then(|()| self.shared.remove_mark())
     }
 
@@ -124,7 +126,7 @@ impl BlobFs {
         Ok(node.path().ok())
     }
 
-    /// Returns the path of an entry that is changed.
+    /// Returns the path of an entry that is to be changed.
     fn entry(&self, dir: NodeId, name: &[u8]) -> Result<Vec<u8>> {
         let dir = self.dir(dir)?;
         check_name(name)?;
@@ -152,7 +154,7 @@ impl BlobFs {
     ) -> Result<(Attributes, Arc<Node>)> {
         let _paths = read_lock(&self.shared.paths);
         let path = self.entry(dir, name)?;
-        // Another client has removed the entry of this node, if the new one can be created.
+        // If the new entry can be created, another client has removed the entry of this node.
         let before = lock(&self.shared.nodes).at(&path);
         self.shared.create(&path, kind, of_new(kind, new), data)?;
         let mut nodes = lock(&self.shared.nodes);
@@ -433,7 +435,7 @@ impl Writable for BlobFs {
         if file.is_some() || modified_ns.is_some() {
             operations.push(Operation::SetAttributes { name: name.clone(), file, modified_ns });
         }
-        // Earlier writes are committed before, so that they do not change the new time.
+        // Earlier writes are committed first, so that they do not change the new time.
         node.content.commit(&self.shared.store, &name, operations)?;
         self.shared.attributes(&node)
     }
@@ -442,7 +444,7 @@ impl Writable for BlobFs {
         Ok(Box::new(self.opened(context, node, mode)?))
     }
 
-    /// Has nothing to do: each change of a name survives a power failure when it returns.
+    /// Only checks the directory: each change of a name survives a power failure when it returns.
     fn sync_dir(&self, _: &Context<'_>, dir: NodeId) -> Result<()> {
         self.dir(dir).map(drop)
     }
@@ -454,7 +456,7 @@ impl Writable for BlobFs {
 }
 
 impl BlobFs {
-    /// Returns the place of the directory at a path after its removal. The caller holds the lock
+    /// Returns the state of the node of a directory after its removal. The caller holds the lock
     /// `paths`.
     fn last_attributes(&self, path: &[u8]) -> NodeState {
         let node = lock(&self.shared.nodes).at(path);

@@ -1,5 +1,5 @@
-//! The entries of a directory, in the order of the names of their blobs. The blobs below a
-//! subdirectory are skipped: one of them makes an entry.
+//! The entries of a directory, in the order of the names of their blobs. Only the first blob below
+//! a subdirectory makes an entry; the others are skipped.
 
 use quell_blob::{BlobStat, Snapshot};
 use quell_mount_state::Cursors;
@@ -19,7 +19,7 @@ pub(crate) struct Entry {
     pub(crate) kind: Kind,
 }
 
-/// A position in a listing: all blobs up to this name were visited.
+/// A position in a listing: the name up to which all blobs were visited.
 pub(crate) type Position = Vec<u8>;
 
 /// The entries of a part of a directory.
@@ -119,7 +119,7 @@ mod tests {
         store.commit((0..2000).map(create).collect()).unwrap();
         let state = store.snapshot().unwrap();
         let entry = |name: &[u8]| Entry { name: name.to_vec(), kind: Kind::File };
-        // The cursors of another directory, which are the same.
+        // The same entries have equal cursors in another directory.
         let cursors = Cursors::new();
         let position = |name: &[u8]| {
             let cursor = cursors.after(NodeId(2), name, entry(name));

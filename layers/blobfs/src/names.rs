@@ -1,4 +1,4 @@
-//! The names of blobs that are files and directories. The functions have no I/O.
+//! The names of blobs that are files and directories. The functions perform no I/O.
 //!
 //! | blob | meaning |
 //! |---|---|
@@ -18,13 +18,13 @@ const PREFIX_BYTES_MAX: usize = 512;
 /// The names of the blobs below a prefix.
 #[derive(Debug)]
 pub(crate) struct Names {
-    /// Empty, or ends with a slash.
+    /// The prefix, which is empty or ends with a slash.
     prefix: Vec<u8>,
     /// A number that no other mount has.
     mount: u64,
 }
 
-/// The meaning of the name of a blob for the listing of a directory.
+/// The meaning of the name of a blob in the listing of a directory.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Shown<'a> {
     /// The blob is a file of this name, or a symbolic link.
@@ -87,7 +87,8 @@ impl Names {
         [&self.prefix[..], b"/removed/"].concat()
     }
 
-    /// Returns the other mount that has a blob below [`all_removed`](Names::all_removed).
+    /// Returns the mount to which a blob below [`all_removed`](Names::all_removed) belongs, unless
+    /// it is this mount.
     pub(crate) fn other_mount(&self, blob: &[u8]) -> Option<u64> {
         let rest = blob.strip_prefix(&self.all_removed()[..])?;
         let digits = std::str::from_utf8(&rest[..rest.iter().position(|byte| *byte == b'/')?]).ok()?;
@@ -103,7 +104,8 @@ fn bounded(name: Vec<u8>, path: &[u8]) -> Result<Vec<u8>> {
     }
 }
 
-/// Returns the meaning of a blob, whose name is the beginning of a directory's names and `rest`.
+/// Returns the meaning of a blob. Its name is the common prefix of the blobs of the directory,
+/// followed by `rest`.
 pub(crate) fn shown(rest: &[u8]) -> Shown<'_> {
     if rest.is_empty() {
         return Shown::Itself;
@@ -117,7 +119,7 @@ pub(crate) fn shown(rest: &[u8]) -> Shown<'_> {
     }
 }
 
-/// Returns a name after those of all blobs that begin with `beginning`.
+/// Returns a name that is after the names of all blobs that begin with `beginning`.
 pub(crate) fn after_all(beginning: &[u8]) -> Vec<u8> {
     let mut name = beginning.to_vec();
     name.resize(NAME_BYTES_MAX.max(beginning.len()), 0xFF);
@@ -132,18 +134,18 @@ pub(crate) fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Returns the path of the directory of an entry. That of the root is the root.
+/// Returns the path of the directory of an entry. The directory of the root is the root.
 pub(crate) fn parent(path: &[u8]) -> &[u8] {
     path.iter().rposition(|byte| *byte == b'/').map_or(b"", |slash| &path[..slash])
 }
 
-/// Returns whether a path is that of a directory, or of an entry below it.
+/// Returns whether a path is the path of the directory `dir`, or of an entry below it.
 pub(crate) fn is_within(path: &[u8], dir: &[u8]) -> bool {
     path.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest[0] == b'/' || dir.is_empty())
 }
 
-/// Returns the number that the node of a path has, unless another node has it. `attempt`: the
-/// number of nodes for which this was so.
+/// Returns the number of the node of a path, which another node may already have. `attempt` is the
+/// number of numbers that were tried before.
 pub(crate) fn node_number(path: &[u8], attempt: u64) -> NodeId {
     // 0 is the root, and 2^64 - 1 is no node.
     NodeId(xxhash_rust::xxh3::xxh3_64_with_seed(path, attempt).clamp(1, u64::MAX - 1))

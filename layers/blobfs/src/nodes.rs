@@ -21,13 +21,13 @@ pub(crate) struct Node {
 /// The path or the blob of a node, or its state without them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NodeState {
-    /// At this path.
+    /// The node is at this path.
     Named(Vec<u8>),
-    /// It has no name any more; its data is in this blob.
+    /// The node has no name any more. Its data is in this blob.
     Unnamed(Vec<u8>),
-    /// A directory that was removed: its last attributes.
+    /// The node is a directory that was removed. Its last attributes.
     RemovedDir(Attributes),
-    /// Another client has removed it.
+    /// Another client has removed the node.
     Gone,
 }
 
@@ -49,7 +49,7 @@ impl Node {
         *lock(&self.state) = state;
     }
 
-    /// Returns the path. Errors: `Stale` if it has none.
+    /// Returns the path. Errors: `Stale` if the node has no path.
     pub(crate) fn path(&self) -> Result<Vec<u8>> {
         match &*lock(&self.state) {
             NodeState::Named(path) => Ok(path.clone()),
@@ -98,8 +98,8 @@ impl Nodes {
         self.by_path.get(path).copied().or_else(free).unwrap_or(ROOT)
     }
 
-    /// Adds uses to the node at a path. If a node of another kind is there, another client has
-    /// replaced its entry.
+    /// Adds uses to the node at a path. If the node at the path is of another kind, another client
+    /// has replaced its entry.
     pub(crate) fn hold(&mut self, path: &[u8], kind: Kind, uses: u64) -> Arc<Node> {
         if self.at(path).is_some_and(|node| node.kind != kind) {
             self.detach(path, NodeState::Gone);
@@ -118,7 +118,7 @@ impl Nodes {
         Ok(used.node.clone())
     }
 
-    /// Removes uses of a node. Returns the node if these were its last ones.
+    /// Removes uses of a node. Returns the node if these were its last uses.
     pub(crate) fn release(&mut self, id: NodeId, uses: u64) -> Option<Arc<Node>> {
         let used = self.by_id.get_mut(&id).filter(|_| id != ROOT)?;
         used.uses = used.uses.saturating_sub(uses);
@@ -134,7 +134,7 @@ impl Nodes {
         Some(used.node)
     }
 
-    /// Removes the path of the node at `path`, and sets its place to `place`.
+    /// Removes the path of the node at `path`, and sets its state to `state`.
     pub(crate) fn detach(&mut self, path: &[u8], state: NodeState) {
         if let Some(node) = self.at(path) {
             node.set_state(state);
@@ -150,8 +150,8 @@ impl Nodes {
         below.iter().for_each(|path| self.detach(path, NodeState::Gone));
     }
 
-    /// Changes the paths of the nodes at and below a path, and exchanges them with those at and
-    /// below the other one.
+    /// Changes the paths of the nodes at and below a path, and exchanges them with the paths of the
+    /// nodes at and below the other path.
     pub(crate) fn exchange(&mut self, a: &[u8], b: &[u8]) {
         let mut moved = Vec::new();
         for (from, to) in [(a, b), (b, a)] {

@@ -1,8 +1,8 @@
-//! The blobs of files without names: those of this mount, and those of dead mounts.
+//! The blobs of files without names, of this mount and of dead mounts.
 //!
 //! A mount with such files has a *mark*, a blob that it changes every five minutes. If the mark was
-//! not changed for an hour, the mount is dead, and the next mount removes its blobs. Both times are
-//! those of the store, so the clocks of the mounts do not matter.
+//! not changed for an hour, the mount is dead, and the next mount removes its blobs. Both times
+//! come from the clock of the store, so the clocks of the mounts do not matter.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
@@ -44,7 +44,8 @@ impl Upkeep {
                     is_ended.1.wait_timeout(ended, MARK_INTERVAL).map_or_else(|e| e.into_inner().0, |r| r.0);
                 if !*ended && *lock(&shared.is_marked) {
                     drop(ended);
-                    // The mark becomes too old only after many failures.
+                    // Errors are ignored, because the mark becomes too old only after many
+                    // failures.
                     let _ = shared.change_mark();
                     ended = lock(&is_ended.0);
                 }
@@ -107,7 +108,7 @@ impl Shared {
         self.delete_removed(&self.names.of_mount())
     }
 
-    /// Deletes a blob that may be deleted already.
+    /// Deletes a blob. It is not an error if the blob does not exist.
     pub(crate) fn delete_removed(&self, blob: &[u8]) -> Result<()> {
         match self.store.delete(blob) {
             Err(cause) if cause.kind() != ErrorKind::NotFound => Err(failed(cause, "delete", blob)),
@@ -115,8 +116,8 @@ impl Shared {
         }
     }
 
-    /// Removes the blobs of files without names that other mounts have left whose last change is
-    /// older than `after`. Returns their number.
+    /// Removes the blobs of files without names of other mounts, if the last change of the mount's
+    /// mark and blobs is older than `after`. Returns the number of blobs.
     pub(crate) fn remove_abandoned(&self, after: Duration) -> Result<u64> {
         let prefix = self.names.all_removed();
         let mut mounts: BTreeMap<u64, (u64, Vec<Vec<u8>>)> = BTreeMap::new();
@@ -142,7 +143,7 @@ impl Shared {
         }
         // The change of the mark returns the present time of the store.
         let now_ns = {
-            // Held so that the mark of a file that is removed meanwhile is not deleted.
+            // The lock is held so that the mark is not deleted if a file loses its name meanwhile.
             let is_marked = lock(&self.is_marked);
             let now_ns = self.change_mark()?;
             if !*is_marked {

@@ -21,37 +21,41 @@ pub(crate) struct Shared {
     pub(crate) nodes: Mutex<Nodes>,
     /// Held for writing while the paths of nodes change, together with their blobs, and for reading
     /// from the use of a path until the store has answered. So a rename waits for the requests of
-    /// this mount that were sent before, and later ones use the new names.
+    /// this mount that were sent before, and later requests use the new names.
     pub(crate) paths: RwLock<()>,
-    /// The number of names of [`removed_name`](Shared::removed_name) so far.
+    /// The number of names that [`removed_name`](Shared::removed_name) has returned so far.
     pub(crate) removed: AtomicU64,
     /// Whether the mount has a mark. Held while the mark is created or removed.
     pub(crate) is_marked: Mutex<bool>,
 }
 
-/// The attempts to read a state of a store with several groups of servers.
+/// The largest number of attempts to read one state of a store with several groups of servers.
 const ATTEMPTS: u32 = 20;
 
 /// An entry that was found in the store: a file, a symbolic link or a directory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Found {
+pub(crate) struct FoundEntry {
     pub(crate) kind: Kind,
     pub(crate) stat: Option<quell_blob::BlobStat>,
     /// The time of the last change, in nanoseconds since 1970.
     modified_ns: u64,
 }
 
-impl Found {
-    pub(crate) fn of_blob(stat: quell_blob::BlobStat) -> Found {
-        Found { kind: crate::attributes::kind_of(&stat), stat: Some(stat), modified_ns: stat.modified_ns }
+impl FoundEntry {
+    pub(crate) fn of_blob(stat: quell_blob::BlobStat) -> FoundEntry {
+        FoundEntry {
+            kind: crate::attributes::kind_of(&stat),
+            stat: Some(stat),
+            modified_ns: stat.modified_ns,
+        }
     }
 
     /// Returns the directory with the blob `blob`. `first` is the first blob whose name begins with
-    /// that name; without one, the directory does not exist.
-    pub(crate) fn of_dir(blob: &[u8], first: &[(Vec<u8>, quell_blob::BlobStat)]) -> Option<Found> {
+    /// this name. If there is none, the directory does not exist.
+    pub(crate) fn of_dir(blob: &[u8], first: &[(Vec<u8>, quell_blob::BlobStat)]) -> Option<FoundEntry> {
         let (name, stat) = first.first()?;
         let own = (name == blob).then_some(*stat);
-        Some(Found { kind: Kind::Dir, stat: own, modified_ns: stat.modified_ns })
+        Some(FoundEntry { kind: Kind::Dir, stat: own, modified_ns: stat.modified_ns })
     }
 
     /// Returns the attributes of the node of this entry.
@@ -66,18 +70,19 @@ impl Found {
 
 impl Shared {
     /// Finds an entry in the store. A file hides a directory of the same name.
-    pub(crate) fn find(&self, path: &[u8]) -> Result<Option<Found>> {
+    pub(crate) fn find(&self, path: &[u8]) -> Result<Option<FoundEntry>> {
         let failed = |cause| failed(cause, "look up", path);
         if !path.is_empty()
             && let Some(stat) = self.store.stat(self.names.of_file(path)?).map_err(failed)?
         {
-            return Ok(Some(Found::of_blob(stat)));
+            return Ok(Some(FoundEntry::of_blob(stat)));
         }
         self.find_dir(path)
     }
 
     /// Reads one state of the store. In a store with several groups of servers, a state cannot be
-    /// read if a transaction over several groups ends meanwhile; then a later one is read.
+    /// read if a transaction over several groups ends meanwhile; in this case a later state is
+    /// read.
     pub(crate) fn at_one_state<T>(&self, mut read: impl FnMut(&Snapshot) -> Result<T>) -> Result<T> {
         let begin = || self.store.snapshot().map_err(|cause| failed(cause, "read", b"the store"));
         for attempt in 1..ATTEMPTS {
@@ -91,7 +96,7 @@ impl Shared {
         read(&begin()?)
     }
 
-    fn find_dir(&self, path: &[u8]) -> Result<Option<Found>> {
+    fn find_dir(&self, path: &[u8]) -> Result<Option<FoundEntry>> {
         let failed = |cause| failed(cause, "look up", path);
         let (blob, below) = (self.names.of_dir(path)?, self.names.below(path)?);
         let (first, stat) = self.at_one_state(|state| {
@@ -100,11 +105,11 @@ impl Shared {
             Ok((first, stat))
         })?;
         if !path.is_empty() {
-            return Ok(Found::of_dir(&blob, &first));
+            return Ok(FoundEntry::of_dir(&blob, &first));
         }
-        // The root exists also without blobs.
+        // The root exists even without blobs.
         let modified_ns = stat.or(first.first().map(|(_, stat)| *stat)).map_or(0, |stat| stat.modified_ns);
-        Ok(Some(Found { kind: Kind::Dir, stat, modified_ns }))
+        Ok(Some(FoundEntry { kind: Kind::Dir, stat, modified_ns }))
     }
 
     /// Returns the attributes of a node. The caller holds the lock `paths`.
@@ -122,9 +127,9 @@ impl Shared {
         Ok(Attributes { nlink, ..found.attributes(node, self.owner) })
     }
 
-    fn stat(&self, blob: &[u8]) -> Result<Option<Found>> {
+    fn stat(&self, blob: &[u8]) -> Result<Option<FoundEntry>> {
         let stat = self.store.stat(blob).map_err(|cause| failed(cause, "read the attributes", blob))?;
-        Ok(stat.map(Found::of_blob))
+        Ok(stat.map(FoundEntry::of_blob))
     }
 
     /// Returns the blob of a file or symbolic link. The caller holds the lock `paths`.
@@ -142,8 +147,8 @@ impl Shared {
         self.delete_data_of(&last)
     }
 
-    /// Deletes the data of a file that has no name. Another mount has deleted it already if this
-    /// one was suspended until its mark was too old.
+    /// Deletes the data of a file that has no name. Another mount may have deleted the data
+    /// already, if this mount was suspended until its mark was too old.
     pub(crate) fn delete_data_of(&self, node: &Arc<Node>) -> Result<()> {
         match node.state() {
             NodeState::Unnamed(blob) => {

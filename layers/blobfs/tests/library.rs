@@ -1,4 +1,4 @@
-//! Mounts and programs that use the library on the same blobs.
+//! Tests of mounts and of programs that use the library on the same blobs.
 
 use std::time::Duration;
 
@@ -69,7 +69,8 @@ fn blobs_are_files_in_implied_directories_and_other_names_are_hidden() {
     assert_eq!((file.kind, file.permissions, file.uid, file.gid), (Kind::File, 0o600, 1, 2));
     let dir = fixture.fs.attributes_of_path(&CONTEXT, b"d/e").unwrap().unwrap();
     assert_eq!((dir.kind, dir.permissions, dir.uid, dir.gid), (Kind::Dir, 0o700, 1, 2));
-    // A directory ends with its last blob, unless the mount has changed it.
+    // A directory does not exist any more after its last blob is deleted, unless the mount has
+    // changed the directory.
     fixture.store.delete("p/d/e/f").unwrap();
     assert_eq!(fixture.names("d"), ["g"]);
     let d = fixture.node("d");
@@ -143,7 +144,7 @@ fn an_error_of_a_commit_reaches_each_open_file_until_the_data_is_in_the_store() 
     let mut data = [0; 9];
     assert_eq!(fixture.store.read("p/f", 0, &mut data).unwrap(), 6);
     assert_eq!(&data[..6], b"onetwo");
-    // Data that could not be written ends with the last open file.
+    // Data that could not be written is discarded with the last open file.
     first.write_at(b"lost", 0).unwrap();
     fixture.store.delete("p/f").unwrap();
     assert!(third.close().is_err() && first.close().is_err());
@@ -190,7 +191,7 @@ fn files_without_names_of_dead_mounts_are_removed_and_those_of_others_are_kept()
     assert_eq!(two.remove_abandoned(Duration::from_secs(3600)).unwrap(), 0);
     let mut data = [0; 4];
     assert_eq!((file.read_at(&mut data, 0).unwrap(), &data), (4, b"data"));
-    // Its own are never abandoned.
+    // A mount never removes its own blobs.
     assert_eq!(one.remove_abandoned(Duration::ZERO).unwrap(), 0);
     assert_eq!(two.remove_abandoned(Duration::ZERO).unwrap(), 2);
     assert_eq!(file.read_at(&mut data, 0).unwrap_err().kind, ErrorKind::Stale);
@@ -199,7 +200,7 @@ fn files_without_names_of_dead_mounts_are_removed_and_those_of_others_are_kept()
     drop(node);
     file.close().unwrap();
     one.end().unwrap();
-    // A mount that ends leaves nothing.
+    // A mount that ends leaves no blobs of files without names.
     let three = mount(3);
     let writable = three.writable().unwrap();
     let (node, file) = writable.create(&CONTEXT, three.root(), b"file", NEW, OpenMode::WRITE).unwrap();

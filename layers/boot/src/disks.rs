@@ -86,8 +86,8 @@ pub struct Disks {
     root: Attributes,
     sources: Vec<Arc<dyn DiskSource>>,
     hot: Option<LoadedImage>,
-    /// Whether each file has changed while it was served. No more of its blocks are then served
-    /// from memory.
+    /// For each file, whether it has changed while it was served. Its blocks are then no longer
+    /// served from memory.
     changed: Vec<AtomicBool>,
     tally: Tally,
 }
@@ -168,7 +168,8 @@ impl Disks {
         (0..image.files()).map(fit).collect()
     }
 
-    /// Returns the chain with those files of the image that fit served from memory.
+    /// Returns the chain, with the recorded blocks of the files that have not changed served from
+    /// memory.
     pub fn with_image(mut self, image: &BootImage, contents: Arc<LoadingContents>) -> Disks {
         let mut files = vec![None; self.sources.len()];
         for (number, fit) in (0..).zip(self.fits(image)) {

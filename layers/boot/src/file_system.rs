@@ -2,9 +2,8 @@
 //! file system below, its blocks are copied from memory, and only the first read of another block
 //! opens the file itself.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 
-use quell_threads::lock;
 use quell_vfs::{
     Attributes, Capabilities, Context, Cursor, DirEntry, File, FileSystem, Kind, NodeId, NodeRef, ReadAt,
     Result,
@@ -12,6 +11,7 @@ use quell_vfs::{
 
 use crate::hot::Hot;
 use crate::open_override::{OpenOverride, Opener};
+use crate::source_file::SourceFile;
 
 /// A covered tree, with recorded blocks served from a boot image.
 pub type BootFs = OpenOverride<Arc<Hot>>;
@@ -26,42 +26,21 @@ impl Opener for Arc<Hot> {
         if !self.has(node) {
             return inner.open(context, node);
         }
-        let inner = inner.clone();
-        let (source, opening) = (OnceLock::new(), Mutex::new(()));
-        Ok(Box::new(HotFile { hot: self.clone(), node, inner, source, opening }))
+        let source = SourceFile::new(inner.clone(), node);
+        Ok(Box::new(HotFile { hot: self.clone(), node, source }))
     }
 }
 
 struct HotFile {
     hot: Arc<Hot>,
     node: NodeId,
-    inner: Arc<dyn FileSystem>,
-    /// Opened by the first read of a block that is not in memory.
-    source: OnceLock<Box<dyn File>>,
-    /// Held while `source` is opened. A program that reads ahead causes many reads at once, and
-    /// each open is two operations on the file system below.
-    opening: Mutex<()>,
-}
-
-impl HotFile {
-    fn source(&self) -> Result<&dyn File> {
-        if let Some(source) = self.source.get() {
-            return Ok(&**source);
-        }
-        // Only readers that need the file, too, wait for it.
-        let _opening = lock(&self.opening);
-        if self.source.get().is_none() {
-            // The file is opened with the permissions of this process, because the kernel has
-            // already checked access.
-            let _ = self.source.set(self.inner.open(&Context::OWN, self.node)?);
-        }
-        Ok(&**self.source.get().expect("just set"))
-    }
+    /// The file below, which the first read of a block that is not in memory opens.
+    source: SourceFile,
 }
 
 impl File for HotFile {
     fn attributes(&self) -> Result<Attributes> {
-        self.inner.attributes(&Context::OWN, self.node)
+        self.source.attributes()
     }
 }
 
@@ -74,15 +53,15 @@ impl ReadAt for HotFile {
             return Ok(done);
         }
         // The rest is read at once: blocks in memory beyond the gap do not justify a second read.
-        let rest = self.source()?.read_at(&mut into[done..], offset + done as u64)?;
+        let rest = self.source.open()?.read_at(&mut into[done..], offset + done as u64)?;
         self.hot.missed(rest);
         Ok(done + rest)
     }
 }
 
-/// The directories of a tree, and only those files that have blocks in memory: a layer above
-/// others. It grants every user read access, because access is checked above it, where the owners
-/// of the tree are known.
+/// The directories of a tree, and only those files that have blocks in memory: a layer above other
+/// file systems. It grants every user read access, because access is checked above it, where the
+/// owners of the tree are known.
 #[derive(Debug)]
 pub struct HotFiles {
     inner: BootFs,

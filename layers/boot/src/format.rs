@@ -3,7 +3,9 @@
 /// The first bytes of a boot image.
 pub const MAGIC: [u8; 8] = *b"QUELLBOO";
 /// The version that is written.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
+/// The first version that can have blocks that no recording has read.
+pub const VERSION_WITH_UNREAD: u32 = 3;
 /// The oldest version that is read. Its rows in FILES are shorter.
 pub const VERSION_MIN: u32 = 1;
 

@@ -1,6 +1,7 @@
-//! The files of a tree that an image has, and their blocks. Whole files can be written out while
-//! they are decoded, in one pass over the image; all other blocks are in this process's memory. The
-//! blocks of an image that is too large for this are read from its file when they are needed.
+//! The files of a tree of which an image has blocks, and these blocks. Whole files can be written
+//! out while they are decoded, in one pass over the image; all other blocks that were read are in
+//! this process's memory. Unread blocks, and all blocks of an image that is too large for this, are
+//! read from the file of the image when they are needed.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -10,15 +11,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use quell_vfs::{Error, ErrorKind, FileSystem, NodeId, Result};
 
 use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
-use crate::image::{BootFile, BootImage, BootImageDamage, Contents};
+use crate::image::{BootFile, BootImage, BootImageDamage, Contents, Run, TakeFrame};
 use crate::ranges::{ImageFile, RangedContents};
 use crate::validity::{IndexedTree, valid_file};
 
-/// An image and the files of a tree that it has; the blocks are still compressed.
+/// An image, and the files of a tree of which it has blocks. The blocks are still compressed.
 pub struct HotSet {
     image: Arc<BootImage>,
-    /// The file of the image, if its blocks are read when they are needed.
+    /// The file of the image, for blocks that are read when they are needed.
     file: Option<Arc<dyn ImageFile>>,
+    is_in_ranges: bool,
     files: HashMap<NodeId, u32>,
     /// Files of the image that have changed in the tree. They are served from the tree.
     stale: Vec<Vec<u8>>,
@@ -32,6 +34,10 @@ impl fmt::Debug for HotSet {
             .finish_non_exhaustive()
     }
 }
+
+/// The least number of threads that read and decode frames. A read from a shared file system mostly
+/// waits for the network, so more threads than processors can be useful.
+const READERS_MIN: usize = 4;
 
 /// Writes bytes of a file at an offset. Called by several threads.
 pub type Write<'a> = dyn Fn(&BootFile, u64, &[u8]) -> Result<()> + Sync + 'a;
@@ -63,18 +69,24 @@ impl HotSet {
             recordings = image.recordings(),
             "opened the boot image of a tree"
         );
-        HotSet { image: Arc::new(image), file: None, files, stale }
+        HotSet { image: Arc::new(image), file: None, is_in_ranges: false, files, stale }
     }
 
     /// Returns the set with blocks that are read from the image's file when they are needed,
-    /// instead of being decoded at once. Of the image only the tables must have been read.
+    /// instead of being decoded at once. Only the tables of the image must have been read.
     pub fn in_ranges(self, file: Arc<dyn ImageFile>) -> HotSet {
+        HotSet { file: Some(file), is_in_ranges: true, ..self }
+    }
+
+    /// Returns the set with unread blocks that are read from the image's file when they are needed.
+    /// Without this, they are read from the tree.
+    pub fn with_unread(self, file: Arc<dyn ImageFile>) -> HotSet {
         HotSet { file: Some(file), ..self }
     }
 
-    /// Returns whether blocks are read when they are needed.
+    /// Returns whether no block is kept in memory: all are read when they are needed.
     pub fn is_in_ranges(&self) -> bool {
-        self.file.is_some()
+        self.is_in_ranges
     }
 
     /// Returns the names of files that have changed since the recording.
@@ -82,8 +94,8 @@ impl HotSet {
         &self.stale
     }
 
-    /// Returns the whole files, which can be written out: those of which every block is in the
-    /// image. There are none if blocks are read when they are needed.
+    /// Returns the whole files, which can be written out: the files of which every block was read.
+    /// There are no such files if no block is kept in memory.
     pub fn whole(&self) -> HashSet<NodeId> {
         if self.is_in_ranges() {
             return HashSet::new();
@@ -92,26 +104,58 @@ impl HotSet {
         self.files.iter().filter(|(_, number)| whole(number)).map(|(node, _)| *node).collect()
     }
 
-    /// Returns the set without all other files.
+    /// Returns the set with these files only.
     pub fn only(mut self, nodes: &HashSet<NodeId>) -> HotSet {
         self.files.retain(|node, _| nodes.contains(node));
         self
     }
 
-    /// Decodes all blocks into memory, with `threads` threads, unless blocks are read when they are
-    /// needed.
+    /// Decodes all blocks that were read into memory, with `threads` threads, unless no block is
+    /// kept in memory. Frames that are not in memory are read from the file of the image.
     pub fn decode(&self, threads: usize) -> Result<Arc<Hot>> {
-        if let Some(file) = &self.file {
-            let contents = Blocks::Ranges(RangedContents::new(file.clone()));
-            return Ok(Hot::new(self.image.clone(), self.files.clone(), contents));
+        if self.is_in_ranges {
+            return Ok(self.hot(self.image.clone(), self.files.clone(), None));
         }
-        let contents = self.image.decode(threads).map_err(damaged)?;
-        Ok(Hot::new(Arc::new(self.image.tables()), self.files.clone(), Blocks::Memory(contents)))
+        let contents = self.image.read_contents();
+        let keep = |content: ContentId| content < contents;
+        let contents = self.decode_to(contents, threads, &keep, &|_, _| Ok(()))?;
+        Ok(self.hot(Arc::new(self.image.tables()), self.files.clone(), Some(contents)))
+    }
+
+    /// Decodes the frames of the first `contents` contents. Frames that are not in memory are read
+    /// from the file of the image. An error of such a read has the kind `Damaged`.
+    fn decode_to(
+        &self,
+        contents: u32,
+        threads: usize,
+        keep: &(dyn Fn(ContentId) -> bool + Sync),
+        take: &TakeFrame<'_, Error>,
+    ) -> Result<Contents> {
+        let image = &self.image;
+        let Some(file) = self.file.as_ref().filter(|_| !image.has_frames()) else {
+            let decode = |number: usize, _: &mut Vec<u8>, into: &mut [u8]| {
+                image.decode_frame(number, into).map_err(damaged)
+            };
+            return image.decode_to(contents, threads, &decode, keep, take);
+        };
+        let decode = |number: usize, frame: &mut Vec<u8>, into: &mut [u8]| {
+            let (offset, length) = image.frame_range(number);
+            frame.resize(length, 0);
+            file.read_exact_at(frame, offset).map_err(unusable)?;
+            image.decode_bytes(number, frame, into).map_err(damaged)
+        };
+        image.decode_to(contents, threads.max(READERS_MIN), &decode, keep, take)
+    }
+
+    fn hot(&self, image: Arc<BootImage>, files: HashMap<NodeId, u32>, memory: Option<Contents>) -> Arc<Hot> {
+        let ranges = self.file.clone().filter(|_| self.is_in_ranges || image.unread_blocks() > 0);
+        let ranges = ranges.map(RangedContents::new);
+        Arc::new(Hot { image, memory, ranges, files, tally: Tally::default() })
     }
 
     /// Passes the blocks of the files `whole`, which must be whole files, to `write`, and decodes
-    /// the blocks of all others into memory. Blocks of zeros are not written: the file must be
-    /// sparse and have its size already.
+    /// the blocks that were read of all other files into memory. Blocks of zeros are not written:
+    /// the file must be sparse and have its size already.
     pub fn decode_and_write(
         &self,
         whole: &HashSet<NodeId>,
@@ -122,16 +166,18 @@ impl HotSet {
             return self.decode(threads);
         }
         let image = &self.image;
+        let contents = image.read_contents();
         let mut rest = HashMap::new();
-        let mut kept = vec![false; image.contents() as usize];
+        let mut kept = vec![false; (contents as usize).next_multiple_of(FRAME_BLOCKS)];
         let mut pieces: Vec<Vec<Piece>> = Vec::new();
-        pieces.resize_with((image.contents() as usize).div_ceil(FRAME_BLOCKS), Vec::new);
+        pieces.resize_with((contents as usize).div_ceil(FRAME_BLOCKS), Vec::new);
         for (node, number) in &self.files {
             let written = whole.contains(node);
             for run in image.runs_of(&image.file(*number)).filter(|run| run.content != ZEROS) {
                 let end = run.content + run.blocks;
                 if !written {
-                    kept[run.content as usize..end as usize].fill(true);
+                    // Unread blocks may have the content of a block that was read.
+                    kept[run.content.min(contents) as usize..end.min(contents) as usize].fill(true);
                     continue;
                 }
                 let mut content = run.content;
@@ -147,7 +193,7 @@ impl HotSet {
                 rest.insert(*node, *number);
             }
         }
-        let take = |first: ContentId, bytes: &[u8]| -> std::result::Result<(), Failed> {
+        let take = |first: ContentId, bytes: &[u8]| -> Result<()> {
             for piece in &pieces[first as usize / FRAME_BLOCKS] {
                 let file = image.file(piece.file);
                 let offset = u64::from(piece.first_block) * BLOCK_BYTES as u64;
@@ -155,20 +201,13 @@ impl HotSet {
                 // The padding of the last block does not belong to the file.
                 let length =
                     (u64::from(piece.blocks) * BLOCK_BYTES as u64).min(file.size_bytes - offset) as usize;
-                write(&file, offset, &bytes[begin..begin + length]).map_err(Failed)?;
+                write(&file, offset, &bytes[begin..begin + length])?;
             }
             Ok(())
         };
-        let contents = image.decode_to(threads, &|content| kept[content as usize], &take).map_err(|f| f.0)?;
-        Ok(Hot::new(Arc::new(image.tables()), rest, Blocks::Memory(contents)))
-    }
-}
-
-struct Failed(Error);
-
-impl From<BootImageDamage> for Failed {
-    fn from(damage: BootImageDamage) -> Failed {
-        Failed(damaged(damage))
+        let keep = |content: ContentId| kept[content as usize];
+        let contents = self.decode_to(contents, threads, &keep, &take)?;
+        Ok(self.hot(Arc::new(image.tables()), rest, Some(contents)))
     }
 }
 
@@ -182,18 +221,26 @@ fn damaged(damage: BootImageDamage) -> Error {
     Error { source: Some(Box::new(damage)), ..Error::new(ErrorKind::Damaged, "decode", b"the boot image") }
 }
 
-/// The blocks of an image.
-#[derive(Debug)]
-enum Blocks {
-    Memory(Contents),
-    Ranges(RangedContents),
+/// Returns the error for a frame that cannot be read: the image cannot be used, as if it were
+/// damaged.
+fn unusable(error: Error) -> Error {
+    match error.kind {
+        ErrorKind::Damaged => error,
+        _ => Error {
+            source: Some(Box::new(error)),
+            ..Error::new(ErrorKind::Damaged, "decode", b"the boot image")
+        },
+    }
 }
 
 /// Files of a tree with blocks in memory, or in the file of an image.
 pub struct Hot {
     /// The image's tables, without frames.
     image: Arc<BootImage>,
-    contents: Blocks,
+    /// The contents of the blocks that were read, unless they are read when they are needed.
+    memory: Option<Contents>,
+    /// Contents that are read when they are needed, if there are any.
+    ranges: Option<RangedContents>,
     files: HashMap<NodeId, u32>,
     tally: Tally,
 }
@@ -202,7 +249,8 @@ impl fmt::Debug for Hot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hot")
             .field("files", &self.files.len())
-            .field("contents", &self.contents)
+            .field("memory", &self.memory)
+            .field("ranges", &self.ranges)
             .finish_non_exhaustive()
     }
 }
@@ -239,27 +287,21 @@ impl Tally {
 }
 
 impl Hot {
-    fn new(image: Arc<BootImage>, files: HashMap<NodeId, u32>, contents: Blocks) -> Arc<Hot> {
-        Arc::new(Hot { image, contents, files, tally: Tally::default() })
-    }
-
     /// Returns the number of blocks served so far.
     pub fn served(&self) -> Served {
         self.tally.served()
     }
 
-    /// Returns whether blocks are read from the file of the image when they are needed.
+    /// Returns whether no block is in memory: all are read from the file of the image when they are
+    /// needed.
     pub fn is_in_ranges(&self) -> bool {
-        matches!(self.contents, Blocks::Ranges(_))
+        self.memory.is_none()
     }
 
     /// Returns the number of frames that were read from the file of the image when they were
-    /// needed.
-    pub fn frames_read(&self) -> u64 {
-        match &self.contents {
-            Blocks::Memory(_) => 0,
-            Blocks::Ranges(ranges) => ranges.frames_read(),
-        }
+    /// needed; `None` if no block is read in this way.
+    pub fn frames_read(&self) -> Option<u64> {
+        self.ranges.as_ref().map(RangedContents::frames_read)
     }
 
     /// Returns the files with blocks.
@@ -276,16 +318,18 @@ impl Hot {
         self.files.get(&node).map(|number| self.image.file(*number))
     }
 
-    /// Calls `visit` for each block of a file in memory, with its offset; the last block is cut at
-    /// the end of the file.
-    pub fn blocks_of(&self, node: NodeId, visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
-        let (Some(file), Blocks::Memory(contents)) = (self.file(node), &self.contents) else { return Ok(()) };
-        for run in self.image.runs_of(&file) {
-            for at in 0..run.blocks {
-                let content = run.content_at(at);
+    /// Calls `visit` for all blocks of a file that were read and are in memory: for each piece that
+    /// is contiguous in memory, with its offset. The last block ends at the end of the file.
+    pub fn pieces_of(&self, node: NodeId, visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+        let (Some(file), Some(contents)) = (self.file(node), &self.memory) else { return Ok(()) };
+        for run in self.image.runs_of(&file).filter(Run::is_read) {
+            let mut at = 0;
+            while at < run.blocks {
+                let piece = contents.consecutive(run.content_at(at), run.blocks - at);
                 let offset = u64::from(run.first_block + at) * BLOCK_BYTES as u64;
-                let length = (file.size_bytes - offset).min(BLOCK_BYTES as u64) as usize;
-                visit(offset, &contents.block(content)[..length])?;
+                let length = (file.size_bytes - offset).min(piece.len() as u64) as usize;
+                visit(offset, &piece[..length])?;
+                at += (piece.len() / BLOCK_BYTES) as u32;
             }
         }
         Ok(())
@@ -299,12 +343,14 @@ impl Hot {
     }
 
     fn block(&self, content: ContentId, within: usize, into: &mut [u8]) -> bool {
-        match &self.contents {
-            Blocks::Memory(contents) => {
-                into.copy_from_slice(&contents.block(content)[within..within + into.len()]);
+        let is_in_memory = content == ZEROS || content < self.image.read_contents();
+        match (&self.memory, &self.ranges) {
+            (Some(memory), _) if is_in_memory => {
+                into.copy_from_slice(&memory.block(content)[within..within + into.len()]);
                 true
             }
-            Blocks::Ranges(ranges) => ranges.copy(&self.image, content, within, into),
+            (_, Some(ranges)) => ranges.copy(&self.image, content, within, into),
+            (_, None) => false,
         }
     }
 

@@ -5,14 +5,14 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use quell_vfs::{Error, ErrorKind, Result, Time, check_name, errno};
+use quell_vfs::{Error, ErrorKind, Result, Time, check_name};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::disk_name::{DISK_FILES_MAX, parse_disk_name};
 use crate::format::{
     BLOCK_BYTES, BLOCKS_MAX, ContentId, FILE_BYTES_MAX, FRAME_BLOCKS, FRAME_BYTES_MAX, FRAME_ROW_BYTES,
     HEADER_BYTES, HEADER_CHECKED_FROM, HEADER_CHECKSUM_AT, MAGIC, RUN_ROW_BYTES, VERSION, VERSION_MIN,
-    ZERO_FROM, ZEROS, file_row_bytes,
+    VERSION_WITH_UNREAD, ZERO_FROM, ZEROS, file_row_bytes,
 };
 use crate::identity::Identity;
 use crate::recording::{Recorded, Recording};
@@ -92,11 +92,16 @@ pub struct Run {
     pub blocks: u32,
     /// The content of the first block, or `ZEROS`.
     pub content: ContentId,
-    /// The number of recordings in which the blocks were read.
+    /// The number of recordings in which the blocks were read; 0 for unread blocks.
     pub recordings: u32,
 }
 
 impl Run {
+    /// Returns whether a recording has read the blocks.
+    pub fn is_read(&self) -> bool {
+        self.recordings > 0
+    }
+
     /// Returns the content of the block at this position in the run.
     pub fn content_at(&self, position: u32) -> ContentId {
         if self.content == ZEROS { ZEROS } else { self.content + position }
@@ -115,6 +120,7 @@ pub struct BootImage {
     kind: ImageKind,
     recordings: u32,
     contents: u32,
+    read_contents: u32,
     files: Range<usize>,
     names: Range<usize>,
     runs: Range<usize>,
@@ -224,9 +230,9 @@ impl BootImage {
             return damage("header", 32, "the checksum of the tables is wrong");
         }
         image.check_files()?;
-        image.check_runs()?;
+        let read_contents = image.check_runs()?;
         image.check_frames(length)?;
-        Ok(image)
+        Ok(BootImage { read_contents, ..image })
     }
 
     /// Determines the offsets of the tables.
@@ -268,7 +274,7 @@ impl BootImage {
         if bytes[names.end..padded.end].iter().any(|b| *b != 0) {
             return damage("NAMES", names_bytes as usize, "the padding is not zero");
         }
-        Ok(BootImage { kind, recordings, contents, files, names, runs, frames, bytes })
+        Ok(BootImage { kind, recordings, contents, read_contents: 0, files, names, runs, frames, bytes })
     }
 
     fn check_files(&self) -> Checked<()> {
@@ -335,8 +341,11 @@ impl BootImage {
         }
     }
 
-    fn check_runs(&self) -> Checked<()> {
-        let mut all = 0;
+    /// Checks the runs of all files. Returns the number of contents up to the last content of a
+    /// block that was read.
+    fn check_runs(&self) -> Checked<u32> {
+        let can_be_unread = self.version() >= VERSION_WITH_UNREAD && self.kind != ImageKind::Disk;
+        let (mut all, mut read_contents) = (0, 0);
         for number in 0..self.files() {
             let file = self.file(number);
             let blocks = file.size_bytes.div_ceil(BLOCK_BYTES as u64);
@@ -355,12 +364,15 @@ impl BootImage {
                 if run.content != ZEROS && last > u64::from(self.contents) {
                     return damage("RUNS", at, "the number of a content is too large");
                 }
-                if run.recordings == 0 || run.recordings > self.recordings {
+                if run.recordings > self.recordings || !run.is_read() && !can_be_unread {
                     return damage("RUNS", at, "read in more recordings than there are, or in none");
+                }
+                if run.is_read() && run.content != ZEROS {
+                    read_contents = read_contents.max(run.content + run.blocks);
                 }
             }
         }
-        Ok(())
+        Ok(read_contents)
     }
 
     fn check_frames(&self, file_bytes: u64) -> Checked<()> {
@@ -401,12 +413,13 @@ impl BootImage {
         self.recordings
     }
 
-    /// Returns the tables without the frames, so that nothing can be decoded from them.
+    /// Returns the tables without the frames, which can be read again only from the file.
     pub(crate) fn tables(&self) -> BootImage {
         let bytes = self.bytes[..self.frames.end].to_vec();
-        let BootImage { kind, recordings, contents, .. } = *self;
-        let (files, names) = (self.files.clone(), self.names.clone());
-        BootImage { bytes, kind, recordings, contents, files, names, runs: self.runs.clone(), frames: 0..0 }
+        let BootImage { kind, recordings, contents, read_contents, .. } = *self;
+        let [files, names, runs, frames] =
+            [&self.files, &self.names, &self.runs, &self.frames].map(Clone::clone);
+        BootImage { bytes, kind, recordings, contents, read_contents, files, names, runs, frames }
     }
 
     /// Returns the bytes as they were parsed.
@@ -424,14 +437,20 @@ impl BootImage {
         self.frames.end as u64
     }
 
-    /// Reads the frames of an image that was parsed from its tables. `read` fills a buffer from an
-    /// offset of the file. Allocates `file_bytes`, which the caller must check before.
-    pub fn read_frames(&mut self, read: impl FnOnce(u64, &mut [u8]) -> Result<()>) -> Result<()> {
-        let (begin, end) = (self.bytes.len(), self.file_bytes() as usize);
-        let no_memory = |_| Error::new(ErrorKind::Os(errno::ENOMEM), "read", b"the frames of the boot image");
-        self.bytes.try_reserve_exact(end - begin).map_err(no_memory)?;
-        self.bytes.resize(end, 0);
-        read(begin as u64, &mut self.bytes[begin..])
+    /// Returns the size of the tables and of the frames with blocks that were read, in bytes: the
+    /// part of the file before the unread blocks.
+    pub fn read_part_bytes(&self) -> u64 {
+        let (offset, length) = match self.frames_of(self.read_contents).checked_sub(1) {
+            Some(last) => self.frame_range(last),
+            None => (self.frames.end as u64, 0),
+        };
+        offset + length as u64
+    }
+
+    /// Returns whether the frames of the blocks that were read are in memory: the image was not
+    /// parsed from its tables alone.
+    pub(crate) fn has_frames(&self) -> bool {
+        self.bytes.len() as u64 >= self.read_part_bytes()
     }
 
     /// Returns the number of different blocks.
@@ -439,15 +458,27 @@ impl BootImage {
         self.contents
     }
 
-    /// Returns the maximum memory for serving: a block that several files have may be stored
-    /// several times.
-    pub fn serving_bytes(&self) -> u64 {
-        let runs = (0..self.run_count()).map(|number| self.run(number)).filter(|run| run.content != ZEROS);
-        runs.map(|run| u64::from(run.blocks)).sum::<u64>() * BLOCK_BYTES as u64
+    /// Returns the number of contents before the contents that only unread blocks have.
+    pub fn read_contents(&self) -> u32 {
+        self.read_contents
     }
 
-    /// Returns the memory of all decoded contents, each counted once.
+    /// Returns the maximum memory of the blocks that are served from memory: a block that several
+    /// files have may be stored several times, and a content that no file has may be stored, too.
+    pub fn serving_bytes(&self) -> u64 {
+        let runs = (0..self.run_count()).map(|number| self.run(number));
+        let in_memory = |run: Run| run.blocks.min(self.read_contents.saturating_sub(run.content));
+        let of_files = runs.map(|run| u64::from(in_memory(run))).sum::<u64>() * BLOCK_BYTES as u64;
+        of_files.max(self.memory_bytes())
+    }
+
+    /// Returns the memory of the contents of blocks that were read, each counted once.
     pub fn memory_bytes(&self) -> u64 {
+        u64::from(self.read_contents) * BLOCK_BYTES as u64
+    }
+
+    /// Returns the memory of all contents, in bytes.
+    pub fn decoded_bytes(&self) -> u64 {
         u64::from(self.contents) * BLOCK_BYTES as u64
     }
 
@@ -462,6 +493,11 @@ impl BootImage {
 
     pub(crate) fn frame_count(&self) -> usize {
         self.frames.len() / FRAME_ROW_BYTES
+    }
+
+    /// Returns the number of frames that have the first `contents` contents.
+    fn frames_of(&self, contents: u32) -> usize {
+        (contents as usize).div_ceil(FRAME_BLOCKS)
     }
 
     /// Returns a file. `number` must be less than `files()`.
@@ -511,20 +547,35 @@ impl BootImage {
         (file.first_run..file.first_run + file.runs).map(|number| self.run(number))
     }
 
-    /// Returns the number of blocks of a file in the image.
+    /// Returns the number of blocks of a file that were read.
     pub fn blocks_of(&self, number: u32) -> u64 {
-        self.runs_of(&self.file(number)).map(|run| u64::from(run.blocks)).sum()
+        self.read_blocks(&self.file(number))
     }
 
-    /// Returns the number of blocks of all files in the image.
+    fn read_blocks(&self, file: &BootFile) -> u64 {
+        self.runs_of(file).filter(Run::is_read).map(|run| u64::from(run.blocks)).sum()
+    }
+
+    /// Returns the number of blocks of all files that were read.
     pub fn blocks(&self) -> u64 {
         (0..self.files()).map(|number| self.blocks_of(number)).sum()
     }
 
-    /// Returns whether the image has all blocks of a file.
+    /// Returns the unread blocks of a file.
+    pub fn unread_of(&self, file: &BootFile) -> impl Iterator<Item = u32> {
+        let unread = self.runs_of(file).filter(|run| !run.is_read());
+        unread.flat_map(|run| run.first_block..run.first_block + run.blocks)
+    }
+
+    /// Returns the number of unread blocks of all files.
+    pub fn unread_blocks(&self) -> u64 {
+        let runs = (0..self.run_count()).map(|number| self.run(number)).filter(|run| !run.is_read());
+        runs.map(|run| u64::from(run.blocks)).sum()
+    }
+
+    /// Returns whether the recordings have read all blocks of a file.
     pub fn is_whole(&self, file: &BootFile) -> bool {
-        let here: u64 = self.runs_of(file).map(|run| u64::from(run.blocks)).sum();
-        here == file.size_bytes.div_ceil(BLOCK_BYTES as u64)
+        self.read_blocks(file) == file.size_bytes.div_ceil(BLOCK_BYTES as u64)
     }
 
     /// Returns the content of a block of a file, if the image has it.
@@ -544,12 +595,12 @@ impl BootImage {
         None
     }
 
-    /// Returns the recording by the file numbers of the image: in the order of the contents, then
-    /// the zeros.
+    /// Returns the recording with the file numbers of the image: the blocks in the order of their
+    /// contents, then the blocks of zeros, without the unread blocks.
     pub fn recording(&self) -> Recording {
         let mut blocks = Vec::new();
         for number in 0..self.files() {
-            for run in self.runs_of(&self.file(number)) {
+            for run in self.runs_of(&self.file(number)).filter(Run::is_read) {
                 for at in 0..run.blocks {
                     let content = run.content_at(at);
                     let recorded =
@@ -562,7 +613,8 @@ impl BootImage {
         Recording::from_blocks(blocks.into_iter().map(|(_, recorded)| recorded), self.recordings)
     }
 
-    fn decode_frame(&self, number: usize, into: &mut [u8]) -> Checked<()> {
+    /// Decodes a frame that is in memory.
+    pub(crate) fn decode_frame(&self, number: usize, into: &mut [u8]) -> Checked<()> {
         let (begin, length) = self.frame_range(number);
         self.decode_bytes(number, &self.bytes[begin as usize..begin as usize + length], into)
     }
@@ -591,7 +643,8 @@ impl BootImage {
         Ok(bytes)
     }
 
-    fn decode_bytes(&self, number: usize, frame: &[u8], into: &mut [u8]) -> Checked<()> {
+    /// Verifies and decodes the bytes of a frame.
+    pub(crate) fn decode_bytes(&self, number: usize, frame: &[u8], into: &mut [u8]) -> Checked<()> {
         let row = self.frames.start + number * FRAME_ROW_BYTES;
         if xxh3_64(frame) != u64_at(&self.bytes, row + 16) {
             return damage("frame", number, "the checksum is wrong");
@@ -603,33 +656,37 @@ impl BootImage {
         }
     }
 
-    /// Decodes all frames with `threads` threads. Allocates `memory_bytes`, which the caller must
+    /// Decodes all frames with `threads` threads. Allocates `decoded_bytes`, which the caller must
     /// check before.
     pub fn decode(&self, threads: usize) -> Checked<Contents> {
-        self.decode_to(threads, &|_| true, &|_, _| Ok(()))
+        let decode = |number: usize, _: &mut Vec<u8>, into: &mut [u8]| self.decode_frame(number, into);
+        self.decode_to(self.contents, threads, &decode, &|_| true, &|_, _| Ok(()))
     }
 
-    /// Decodes each frame once, with `threads` threads. `take` receives the first content of the
-    /// frame and the bytes of all its contents. Contents for which `keep` returns true stay in
+    /// Decodes each frame of the first `contents` contents once, with `threads` threads. `decode`
+    /// decodes a frame by its number; it may use the buffer. `take` receives the first content of
+    /// the frame and the bytes of all its contents. Contents for which `keep` returns true stay in
     /// memory.
-    pub(crate) fn decode_to<E: From<BootImageDamage> + Send>(
+    pub(crate) fn decode_to<E: Send>(
         &self,
+        contents: u32,
         threads: usize,
+        decode: &DecodeFrame<'_, E>,
         keep: &(dyn Fn(ContentId) -> bool + Sync),
         take: &TakeFrame<'_, E>,
     ) -> std::result::Result<Contents, E> {
         let next = AtomicUsize::new(0);
         let work = || -> std::result::Result<Vec<(usize, KeptBlocks)>, E> {
-            let mut done = Vec::new();
+            let (mut done, mut buffer) = (Vec::new(), Vec::new());
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
-                if number >= self.frame_count() {
+                if number >= self.frames_of(contents) {
                     return Ok(done);
                 }
                 let first = (number * FRAME_BLOCKS) as ContentId;
                 let blocks = (self.contents - first).min(FRAME_BLOCKS as u32);
                 let mut bytes = vec![0; blocks as usize * BLOCK_BYTES];
-                self.decode_frame(number, &mut bytes)?;
+                decode(number, &mut buffer, &mut bytes)?;
                 take(first, &bytes)?;
                 done.push((number, KeptBlocks::new(bytes, |at| keep(first + at))));
             }
@@ -652,6 +709,10 @@ impl BootImage {
         Ok(Contents { frames })
     }
 }
+
+/// Decodes the frame with a number to the last argument; the second one is a buffer.
+pub(crate) type DecodeFrame<'a, E> =
+    dyn Fn(usize, &mut Vec<u8>, &mut [u8]) -> std::result::Result<(), E> + Sync + 'a;
 
 /// Receives the first content of a frame and the bytes of all contents in it.
 pub(crate) type TakeFrame<'a, E> = dyn Fn(ContentId, &[u8]) -> std::result::Result<(), E> + Sync + 'a;
@@ -705,14 +766,29 @@ impl Contents {
         self.frames.iter().map(|frame| frame.bytes.len() as u64).sum()
     }
 
-    /// Returns a content. It must be one of the same image, and must have been kept.
+    /// Returns the bytes of a content, which must belong to the same image and must have been kept.
     pub fn block(&self, content: ContentId) -> &[u8] {
+        self.consecutive(content, 1)
+    }
+
+    /// Returns the bytes of at most `blocks` consecutive contents, which must belong to the same
+    /// image and must have been kept: as many as are adjacent in memory, and at least one.
+    pub(crate) fn consecutive(&self, content: ContentId, blocks: u32) -> &[u8] {
         if content == ZEROS {
             return &BLOCK_OF_ZEROS;
         }
         let (frame, at) = (content as usize / FRAME_BLOCKS, content as usize % FRAME_BLOCKS);
         let KeptBlocks { bytes, positions } = &self.frames[frame];
-        let begin = positions.get(at).map_or(at, |position| usize::from(*position)) * BLOCK_BYTES;
-        &bytes[begin..begin + BLOCK_BYTES]
+        let (first, length) = match positions.get(at) {
+            None => (at, bytes.len() / BLOCK_BYTES - at),
+            Some(first) => {
+                let wanted = positions[at..].iter().take(blocks as usize).enumerate();
+                let adjacent = wanted
+                    .take_while(|(step, position)| usize::from(**position) == usize::from(*first) + step);
+                (usize::from(*first), adjacent.count())
+            }
+        };
+        let length = length.min(blocks as usize);
+        &bytes[first * BLOCK_BYTES..(first + length) * BLOCK_BYTES]
     }
 }

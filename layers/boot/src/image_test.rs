@@ -1,13 +1,15 @@
 //! Tests that a packed image gives the same blocks, and that damaged bytes are refused and never
 //! cause a panic.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use quell_vfs::{Result, Time};
 
 use crate::format::{BLOCK_BYTES, FRAME_BLOCKS, ZEROS};
 use crate::identity::Identity;
 use crate::image::{BootImage, BootImageDamage, ImageKind, reseal};
 use crate::pack::{Packer, ReadBlock};
-use crate::recording::Recording;
+use crate::recording::{Recorded, Recording};
 
 const WHEN: Time = Time { seconds: -5, nanoseconds: 7 };
 const CHANGED: Time = Time { seconds: 3, nanoseconds: 999_999_999 };
@@ -22,9 +24,9 @@ fn identity(number: usize) -> Option<Identity> {
 struct Files(Vec<Option<Vec<u8>>>);
 
 impl ReadBlock for Files {
-    fn read(&mut self, file: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<bool> {
-        let Some(bytes) = &self.0[file as usize] else { return Ok(false) };
-        let begin = block as usize * BLOCK_BYTES;
+    fn read(&mut self, recorded: &Recorded, into: &mut [u8; BLOCK_BYTES]) -> Result<bool> {
+        let Some(bytes) = &self.0[recorded.file as usize] else { return Ok(false) };
+        let begin = recorded.block as usize * BLOCK_BYTES;
         let piece = &bytes[begin..bytes.len().min(begin + BLOCK_BYTES)];
         into[..piece.len()].copy_from_slice(piece);
         into[piece.len()..].fill(0);
@@ -116,6 +118,98 @@ fn equal_blocks_are_stored_once_and_zeros_not_at_all() {
     assert_eq!(image.content(&zeros, 2), Some(ZEROS));
     let (b, c) = (image.file(image.find(b"lib/b.so").unwrap()), image.file(image.find(b"lib/c.so").unwrap()));
     assert_eq!(image.content(&b, 3), image.content(&c, 3));
+}
+
+/// Returns an image with the recorded blocks and, as unread blocks, all others.
+fn with_unread(mut from: Packed) -> (Packed, BootImage) {
+    let blocks = |file: &Vec<u8>| file.len().div_ceil(BLOCK_BYTES) as u32;
+    let files: Vec<_> = (0..).zip(from.files.iter().map(blocks)).collect();
+    from.recording.complete_unread(files.into_iter(), usize::MAX);
+    let image = BootImage::parse(pack(&from, 2)).unwrap();
+    (from, image)
+}
+
+#[test]
+fn unread_blocks_are_behind_the_part_that_is_read_at_the_start() {
+    let recorded = BootImage::parse(pack(&packed(), 1)).unwrap();
+    let (from, image) = with_unread(packed());
+    assert_eq!((recorded.unread_blocks(), image.unread_blocks()), (0, 11 + 2));
+    assert_eq!((image.blocks(), image.read_contents()), (recorded.blocks(), recorded.contents()));
+    assert_eq!(
+        (image.memory_bytes(), image.serving_bytes()),
+        (recorded.memory_bytes(), recorded.serving_bytes())
+    );
+    assert_eq!((image.contents(), image.decoded_bytes()), (294 + 11, 305 * BLOCK_BYTES as u64));
+    assert_eq!(recorded.read_part_bytes(), recorded.file_bytes());
+    assert!(image.read_part_bytes() <= image.file_bytes());
+    // The recording and the whole files are the same as without the unread blocks.
+    let recording = |image: &BootImage| image.recording().all().collect::<Vec<_>>();
+    assert_eq!(recording(&image), recording(&recorded));
+    for (number, bytes) in from.files.iter().enumerate() {
+        let name = ["lib/b.so", "a.py", "data/large", "zeros", "lib/c.so"][number].as_bytes();
+        let (file, without) =
+            (image.file(image.find(name).unwrap()), recorded.file(recorded.find(name).unwrap()));
+        assert_eq!(image.is_whole(&file), recorded.is_whole(&without));
+        let unread: Vec<u32> = image.unread_of(&file).collect();
+        let blocks = 0..bytes.len().div_ceil(BLOCK_BYTES) as u32;
+        assert_eq!(
+            unread,
+            blocks.filter(|block| recorded.content(&without, *block).is_none()).collect::<Vec<_>>()
+        );
+    }
+    let contents = image.decode(2).unwrap();
+    let large = image.file(image.find(b"data/large").unwrap());
+    let content = image.content(&large, 299).unwrap();
+    assert!(content >= image.read_contents());
+    assert_eq!(contents.block(content), &from.files[2][299 * BLOCK_BYTES..]);
+}
+
+#[test]
+fn only_the_frames_of_blocks_that_were_read_are_read_at_the_start() {
+    let mut from = packed();
+    from.recording = Recording::new();
+    from.recording.add(2, 7..8);
+    let bytes = {
+        let (from, _) = with_unread(from);
+        pack(&from, 1)
+    };
+    let whole = BootImage::parse(bytes.clone()).unwrap();
+    let end = whole.read_part_bytes();
+    assert!(end < whole.file_bytes(), "the second frame has only unread blocks");
+    let tables_end = whole.tables_bytes() as usize;
+    let image = BootImage::parse_tables(bytes[..tables_end].to_vec(), bytes.len() as u64).unwrap();
+    assert!(whole.has_frames() && !image.has_frames());
+    let read_to = AtomicU64::new(0);
+    let decode = |number: usize, _: &mut Vec<u8>, into: &mut [u8]| {
+        let (offset, length) = image.frame_range(number);
+        read_to.fetch_max(offset + length as u64, Ordering::Relaxed);
+        image.decode_bytes(number, &bytes[offset as usize..][..length], into)
+    };
+    let contents = image.decode_to(image.read_contents(), 2, &decode, &|_| true, &|_, _| Ok(())).unwrap();
+    assert_eq!(read_to.into_inner(), end);
+    let expected = whole.decode(1).unwrap();
+    for content in 0..image.read_contents() {
+        assert!(contents.block(content) == expected.block(content));
+    }
+}
+
+#[test]
+fn unread_blocks_need_version_3_and_a_tree() {
+    let (_, image) = with_unread(packed());
+    for (at, value, section) in [(8, 2, "RUNS"), (12, 1, "header")] {
+        let mut bytes = image.as_bytes().to_vec();
+        bytes[at] = value;
+        reseal(&mut bytes);
+        assert_eq!(BootImage::parse(bytes).unwrap_err().section, section);
+    }
+    let mut packer = Packer::default();
+    packer.add(b"0/srv/disk", 2 * BLOCK_BYTES as u64, WHEN, None);
+    let mut recording = Recording::new();
+    recording.add(0, 0..1);
+    recording.add_unread([(0, 1)]);
+    let mut files = Files(vec![Some(noise(2 * BLOCK_BYTES, 1))]);
+    let bytes = packer.pack(ImageKind::Disk, &recording, &mut files, 1).unwrap();
+    assert_eq!(BootImage::parse(bytes).unwrap_err().section, "RUNS");
 }
 
 #[test]

@@ -22,6 +22,7 @@ mod pack;
 mod ranges;
 mod recorder;
 mod recording;
+mod source_file;
 mod subject;
 mod validity;
 
@@ -41,5 +42,6 @@ pub use pack::{FrameSink, Packer, ReadBlock};
 pub use ranges::{ImageFile, MemoryEstimate};
 pub use recorder::{Choice, LeftOut, Recorder, RecorderFs};
 pub use recording::{Recorded, Recording};
+pub use source_file::SourceFile;
 pub use subject::Subject;
 pub use validity::{IndexedTree, Validity};

@@ -73,7 +73,7 @@ impl LoadingContents {
         into_inner(failure).map_or(Ok(()), Err)
     }
 
-    /// Waits for a content, which must be one of the same image. Returns `None` if its frame could
+    /// Waits for a content, which must belong to the same image. Returns `None` if its frame could
     /// not be decoded.
     pub fn block(&self, content: ContentId) -> Option<&[u8]> {
         if content == ZEROS {

@@ -14,7 +14,7 @@ pub trait Opener: Send + Sync {
     -> Result<Box<dyn File>>;
 }
 
-/// A file system that opens files with an [`Opener`]; all other operations are those of `inner`.
+/// A file system that opens files with an [`Opener`]; `inner` does all other operations.
 pub struct OpenOverride<O> {
     inner: Arc<dyn FileSystem>,
     opener: O,
@@ -27,7 +27,7 @@ impl<O: fmt::Debug> fmt::Debug for OpenOverride<O> {
 }
 
 impl<O: Opener> OpenOverride<O> {
-    /// Returns `inner` with another way to open files.
+    /// Returns a file system that opens the files of `inner` with `opener`.
     pub fn new(inner: Arc<dyn FileSystem>, opener: O) -> OpenOverride<O> {
         OpenOverride { inner, opener }
     }

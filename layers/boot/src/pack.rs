@@ -13,7 +13,7 @@ use crate::format::{
 };
 use crate::identity::Identity;
 use crate::image::{ImageKind, Run, blocks_of, header_checksum};
-use crate::recording::Recording;
+use crate::recording::{Recorded, Recording};
 
 /// The zstd level. For 115 MB of a Python environment, level 9 gives 34.2 MB in 1.5 s, level 3 36.7
 /// MB in 0.5 s, and level 15 33.9 MB in 7.3 s.
@@ -24,7 +24,7 @@ pub trait ReadBlock {
     /// Reads a block, padded with zeros beyond the end of the file. Returns `false` if the file has
     /// changed since the recording. After an error only this block is left out,
     /// unless the error is `Interrupted`: then no image is packed.
-    fn read(&mut self, file: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<bool>;
+    fn read(&mut self, recorded: &Recorded, into: &mut [u8; BLOCK_BYTES]) -> Result<bool>;
 }
 
 /// A file of a recording.
@@ -142,7 +142,7 @@ impl Packer {
             if recorded.block >= blocks_of(file.size_bytes) {
                 continue;
             }
-            match source.read(recorded.file, recorded.block, &mut block) {
+            match source.read(&recorded, &mut block) {
                 Ok(true) => {
                     blocks[number].push((recorded.block, store.content(&block)?, recorded.recordings))
                 }

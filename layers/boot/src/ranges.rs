@@ -21,8 +21,8 @@ const FRAMES_KEPT: usize = 16;
 
 /// Reads from the file of an image.
 pub trait ImageFile: Send + Sync {
-    /// Fills `into` from an offset. A file that ends before that is an error. Called by several
-    /// threads.
+    /// Fills `into` from an offset. It is an error if the file ends before `into` is full. Called
+    /// by several threads.
     fn read_exact_at(&self, into: &mut [u8], offset: u64) -> Result<()>;
 
     /// Reports that a frame could not be used, once for each image: blocks of such a frame are read
@@ -30,18 +30,21 @@ pub trait ImageFile: Send + Sync {
     fn report(&self, error: &Error);
 }
 
-/// A limit of the memory for frames: those that are kept, and those that the threads of a view
-/// read and decode.
+/// A limit of the memory for frames: the frames that are kept, and the frames that the threads of a
+/// view read and decode.
 const FRAMES_BYTES_MAX: u64 = 64 << 20;
-/// The memory for the number of a file, by its node.
+/// The memory of an entry that maps a node to the number of a file.
 const NODE_BYTES: u64 = 40;
 
 /// The most memory that serving an image takes, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryEstimate {
-    /// If its blocks are in memory.
+    /// The memory if the blocks that were read are kept in memory.
     pub memory_bytes: u64,
-    /// If its blocks are read from its file when they are needed.
+    /// The memory for frames of unread blocks, if the image has any and its other blocks are kept
+    /// in memory.
+    pub unread_bytes: u64,
+    /// The memory if the blocks of the image are read from its file when they are needed.
     pub ranges_bytes: u64,
 }
 
@@ -49,7 +52,9 @@ impl MemoryEstimate {
     /// Returns the memory for an image.
     pub fn of_image(image: &BootImage) -> MemoryEstimate {
         let tables_bytes = image.tables_bytes();
-        MemoryEstimate::new(image.files().into(), image.serving_bytes(), tables_bytes)
+        let unread_bytes = if image.unread_blocks() > 0 { FRAMES_BYTES_MAX } else { 0 };
+        let estimate = MemoryEstimate::new(image.files().into(), image.serving_bytes(), tables_bytes);
+        MemoryEstimate { unread_bytes, ..estimate }
     }
 
     /// Returns the memory for an image of whole files, before it is written.
@@ -67,7 +72,8 @@ impl MemoryEstimate {
     fn new(files: u64, blocks_bytes: u64, tables_bytes: u64) -> MemoryEstimate {
         let tables_bytes = tables_bytes.saturating_add(files * NODE_BYTES);
         let ranges_bytes = tables_bytes.saturating_add(FRAMES_BYTES_MAX);
-        MemoryEstimate { memory_bytes: tables_bytes.saturating_add(blocks_bytes), ranges_bytes }
+        let memory_bytes = tables_bytes.saturating_add(blocks_bytes);
+        MemoryEstimate { memory_bytes, unread_bytes: 0, ranges_bytes }
     }
 }
 
@@ -76,14 +82,14 @@ type Frame = Arc<OnceLock<Option<Vec<u8>>>>;
 
 #[derive(Default)]
 struct KeptFrames {
-    /// Frames with the time of their last use, in uses of all frames.
+    /// Frames, each with the value of `uses` at its last use.
     frames: HashMap<usize, (u64, Frame)>,
     uses: u64,
 }
 
 impl KeptFrames {
-    /// Returns a frame, which becomes the last used one. The one that was not used for the longest
-    /// time is removed if there are too many.
+    /// Returns a frame, which becomes the last used one. If there are too many frames, the frame
+    /// that was not used for the longest time is removed.
     fn frame(&mut self, number: usize) -> Frame {
         self.uses += 1;
         let uses = self.uses;
@@ -100,7 +106,7 @@ impl KeptFrames {
     }
 }
 
-/// The contents of an image, in its file.
+/// Contents of an image that are in its file only.
 pub(crate) struct RangedContents {
     file: Arc<dyn ImageFile>,
     kept: Mutex<KeptFrames>,
@@ -175,7 +181,7 @@ mod tests {
 
     #[test]
     fn the_memory_for_files_of_any_size_has_no_overflow() {
-        let MemoryEstimate { memory_bytes, ranges_bytes } = MemoryEstimate::of_files(2, 1 << 52, 2);
+        let MemoryEstimate { memory_bytes, ranges_bytes, .. } = MemoryEstimate::of_files(2, 1 << 52, 2);
         assert_eq!(memory_bytes, u64::MAX);
         assert!(ranges_bytes > FRAMES_BYTES_MAX && ranges_bytes < u64::MAX);
         assert_eq!(MemoryEstimate::of_files(1, u64::MAX, 1).memory_bytes, u64::MAX);

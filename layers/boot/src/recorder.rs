@@ -1,6 +1,6 @@
 //! Records the blocks that are read while a file system is served: every read of a program, or of
-//! the kernel for it (mmap, exec). The kernel reads each page only until it is cached, which is
-//! sufficient, because a block is recorded once.
+//! the kernel for the program (mmap, exec). The kernel reads each page only until it is cached,
+//! which is sufficient, because a block is recorded once.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,18 +8,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use quell_threads::lock;
-use quell_vfs::{Attributes, Context, Error, ErrorKind, File, FileSystem, NodeId, ReadAt, Result};
+use quell_vfs::{Attributes, Context, Error, ErrorKind, File, FileSystem, Kind, NodeId, ReadAt, Result};
 
 use crate::format::{BLOCK_BYTES, BLOCKS_MAX};
 use crate::image::{BootImage, blocks_of};
 use crate::open_override::{OpenOverride, Opener};
 use crate::pack::{FrameSink, Packer, ReadBlock};
-use crate::recording::Recording;
+use crate::recording::{Recorded, Recording};
 use crate::subject::Subject;
 
 /// A file of at most this many blocks is stored whole if the budget allows it: it is read with one
 /// request, and views serve whole files at less cost.
 const SMALL_BLOCKS: u32 = 32;
+
+/// Limits on the unread blocks of an image: this many times the blocks that were read, and this
+/// number (128 MiB) in any case. Without a limit, a program that reads the beginnings of many large
+/// files would get an image of all of them.
+const UNREAD_SHARE: usize = 4;
+const UNREAD_BLOCKS: usize = 1 << 15;
 
 /// Selects the blocks of an image.
 #[derive(Debug, Clone, Copy)]
@@ -27,21 +33,34 @@ pub struct Choice<'a> {
     /// An image to merge, for which [`Subject::can_merge`] returns `true`. Blocks of files that
     /// have changed since are dropped.
     pub old: Option<&'a BootImage>,
-    /// Whether the recording completes those of `old`, instead of being one more: its blocks then
-    /// count as read in all of them.
+    /// Whether the recording completes the recordings of `old` and does not increase their number:
+    /// its blocks then count as read in all of these recordings.
     pub updates: bool,
+    /// Files of `old` that have changed keep their blocks, with the current bytes, if the
+    /// tree still has a regular file with the name.
+    pub refreshes: bool,
     /// Blocks that were read in fewer recordings are left out.
     pub min_recordings: u32,
     /// The maximum number of blocks. Blocks that were read in most recordings are preferred.
     pub blocks_max: usize,
     /// Files of any size are stored whole if the limit allows it, and not only small ones.
     pub whole: bool,
+    /// The other blocks of the files of a tree are stored too, as unread blocks. They are read from
+    /// the image when a program needs them, so they do not count for `blocks_max`.
+    pub unread: bool,
 }
 
 impl Choice<'_> {
     /// All blocks of this recording alone.
-    pub const ALL: Choice<'static> =
-        Choice { old: None, updates: false, min_recordings: 1, blocks_max: usize::MAX, whole: false };
+    pub const ALL: Choice<'static> = Choice {
+        old: None,
+        updates: false,
+        refreshes: false,
+        min_recordings: 1,
+        blocks_max: usize::MAX,
+        whole: false,
+        unread: false,
+    };
 }
 
 /// The part of a recording that is left out of the image.
@@ -56,7 +75,7 @@ pub struct LeftOut {
     pub first_error: Option<String>,
 }
 
-/// A file system that records. Its `Recorder` has the result.
+/// A file system that records the blocks that are read. Its `Recorder` has the result.
 pub type RecorderFs = OpenOverride<Arc<Recorder>>;
 
 #[derive(Debug, Default)]
@@ -159,14 +178,17 @@ impl Recorder {
             let attributes = fs.attributes(&Context::OWN, *node)?;
             let identity = subject.identity(&attributes);
             packer.add(&subject.name(fs, *node)?, attributes.size_bytes, attributes.modified, identity);
-            // Adds the first block of a file that was opened and not read: with it in the image,
-            // the open needs no other source.
+            // Adds the first block of a file that was opened and not read: with this block in the
+            // image, the open needs no other source.
             recording.add(number, 0..1);
         }
         if let Some(old) = choice.old {
             let theirs: Vec<Option<u32>> = (0..old.files())
                 .map(|number| {
-                    let now = subject.valid_file(fs, old, number)?;
+                    let changed =
+                        || subject.find(fs, old.file(number).name).filter(|now| now.kind == Kind::File);
+                    let valid = subject.valid_file(fs, old, number);
+                    let now = if choice.refreshes { valid.or_else(changed) } else { valid }?;
                     if let Some(known) = state.files.get(&now.node) {
                         return Some(*known);
                     }
@@ -183,11 +205,21 @@ impl Recorder {
         }
         let mut recording = recording.chosen(choice.min_recordings, choice.blocks_max);
         if let Subject::Tree(_) = subject {
-            for (number, node) in (0..).zip(&nodes) {
-                let blocks = blocks_of(fs.attributes(&Context::OWN, *node)?.size_bytes);
-                if choice.whole || blocks <= SMALL_BLOCKS {
-                    recording.complete(number, blocks, choice.blocks_max.min(BLOCKS_MAX as usize));
+            let blocks = |node: &NodeId| Ok(blocks_of(fs.attributes(&Context::OWN, *node)?.size_bytes));
+            let files: Vec<(u32, u32)> =
+                (0..).zip(nodes.iter().map(blocks).collect::<Result<Vec<_>>>()?).collect();
+            for (number, blocks) in &files {
+                if choice.whole || *blocks <= SMALL_BLOCKS {
+                    recording.complete(*number, *blocks, choice.blocks_max.min(BLOCKS_MAX as usize));
                 }
+            }
+            if choice.unread {
+                let read = recording.blocks();
+                let limit = (UNREAD_SHARE * read).max(UNREAD_BLOCKS);
+                recording.complete_unread(
+                    files.into_iter(),
+                    limit.min((BLOCKS_MAX as usize).saturating_sub(read)),
+                );
             }
         }
         let mut source =
@@ -245,17 +277,19 @@ struct BlockReader<'a> {
 }
 
 impl ReadBlock for BlockReader<'_> {
-    fn read(&mut self, number: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<bool> {
+    fn read(&mut self, recorded: &Recorded, into: &mut [u8; BLOCK_BYTES]) -> Result<bool> {
         if self.is_interrupted.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::Interrupted, "write", "the boot image"));
         }
-        match self.try_read(number, block, into) {
+        match self.try_read(recorded.file, recorded.block, into) {
             Ok(()) => Ok(true),
             Err(e) if e.kind == ErrorKind::Stale => {
                 // No further block of the file is read.
                 self.left_out.changed_files += 1;
                 Ok(false)
             }
+            // No recording has read such a block, so the error is not counted.
+            Err(e) if recorded.recordings == 0 => Err(e),
             Err(e) => {
                 self.left_out.unreadable_blocks += 1;
                 self.left_out.first_error.get_or_insert_with(|| e.to_string());

@@ -19,7 +19,7 @@ pub struct Recorded {
     pub file: u32,
     /// The number of the block in the file.
     pub block: u32,
-    /// Number of recordings in which it was read.
+    /// Number of recordings in which the block was read; 0 for unread blocks.
     pub recordings: u32,
 }
 
@@ -49,8 +49,9 @@ impl Recording {
         }
     }
 
-    /// Merges the recording of another start. `file` maps the other recording's file numbers to
-    /// those of this one; `None` means that the file has changed, and its blocks are dropped.
+    /// Merges the recording of another start. `file` maps the other recording's file numbers to the
+    /// file numbers of this recording; `None` means that the file has changed, and its blocks are
+    /// dropped.
     pub fn merge(&mut self, other: &Recording, file: impl Fn(u32) -> Option<u32>) {
         // The counts come from a file and may have any value.
         self.recordings = self.recordings.saturating_add(other.recordings);
@@ -69,8 +70,8 @@ impl Recording {
         }
     }
 
-    /// Adds the blocks of older recordings, which this one completes: its own blocks count as read
-    /// in all of them. `file`: as for [`merge`](Recording::merge).
+    /// Adds the blocks of older recordings, which this recording completes: its own blocks count as
+    /// read in all older recordings. `file`: as for [`merge`](Recording::merge).
     pub fn complete_older(&mut self, older: &Recording, file: impl Fn(u32) -> Option<u32>) {
         self.recordings = older.recordings;
         self.seen.values_mut().for_each(|times| *times = older.recordings);
@@ -99,7 +100,7 @@ impl Recording {
     }
 
     /// Returns the blocks that were read in at least `least` recordings, and of these at most
-    /// `blocks`, preferring those that were read most often. The order is kept.
+    /// `blocks`, preferring the blocks that were read most often. The order is kept.
     pub fn chosen(&self, least: u32, blocks: usize) -> Recording {
         let mut hottest: Vec<(u32, usize)> = self
             .order
@@ -135,6 +136,53 @@ impl Recording {
                 *hottest
             });
         }
+    }
+
+    /// Adds blocks that no recording has read, after all other blocks. Files without a block that
+    /// was read are left out.
+    pub fn add_unread(&mut self, blocks: impl IntoIterator<Item = (u32, u32)>) {
+        let files = self.blocks_by_file();
+        for (file, block) in blocks {
+            if files.contains_key(&file) {
+                self.seen.entry((file, block)).or_insert_with(|| {
+                    self.order.push((file, block));
+                    0
+                });
+            }
+        }
+    }
+
+    /// Adds the missing blocks of files as unread blocks, at most `blocks_max`. `files`: the file
+    /// numbers, and the numbers of blocks. Files of which the fewest blocks are missing come first.
+    pub fn complete_unread(&mut self, files: impl Iterator<Item = (u32, u32)>, blocks_max: usize) {
+        let here = self.blocks_by_file();
+        let missing = |(file, blocks): (u32, u32)| {
+            let missing = blocks.checked_sub(*here.get(&file)?)?;
+            (missing > 0).then_some((missing, file, blocks))
+        };
+        let mut missing: Vec<_> = files.filter_map(missing).collect();
+        missing.sort_unstable();
+        let mut left = blocks_max;
+        let mut chosen = Vec::new();
+        for (missing, file, blocks) in missing {
+            let Some(rest) = left.checked_sub(missing as usize) else { break };
+            left = rest;
+            chosen.push((file, blocks));
+        }
+        // Files in the order of their first use.
+        chosen.sort_unstable();
+        self.add_unread(
+            chosen.into_iter().flat_map(|(file, blocks)| (0..blocks).map(move |block| (file, block))),
+        );
+    }
+
+    /// Returns the number of blocks of each file with blocks.
+    fn blocks_by_file(&self) -> HashMap<u32, u32> {
+        let mut files = HashMap::new();
+        for (file, _) in &self.order {
+            *files.entry(*file).or_default() += 1;
+        }
+        files
     }
 }
 
@@ -200,6 +248,39 @@ mod tests {
         // The blocks of such a file are not visited.
         recording.complete(0, u32::MAX, 4);
         assert_eq!(blocks(&recording), [(0, 1, 2), (0, 0, 2), (0, 2, 2)]);
+    }
+
+    #[test]
+    fn unread_blocks_follow_all_others_in_files_that_were_read() {
+        let mut recording = Recording::new();
+        recording.add(1, 1..2);
+        recording.add(0, 0..1);
+        recording.add_unread([(0, 1), (1, 1), (2, 0), (1, 0)]);
+        assert_eq!(blocks(&recording), [(1, 1, 1), (0, 0, 1), (0, 1, 0), (1, 0, 0)]);
+    }
+
+    #[test]
+    fn files_with_the_fewest_missing_blocks_are_completed_within_the_limit() {
+        let completed = |blocks_max| {
+            let mut recording = Recording::new();
+            recording.add(2, 0..1);
+            recording.add(0, 5..7);
+            recording.add(1, 0..3);
+            // File 3 was not read, and file 1 has no more blocks.
+            let files = [(0, 7), (1, 3), (2, 4), (3, 1)];
+            recording.complete_unread(files.into_iter(), blocks_max);
+            let unread: Vec<_> = recording.all().skip(6).map(|r| (r.file, r.block, r.recordings)).collect();
+            unread
+        };
+        assert_eq!(completed(2), []);
+        assert_eq!(completed(7), [(2, 1, 0), (2, 2, 0), (2, 3, 0)]);
+        let file_0 = (0..5).map(|block| (0, block, 0));
+        assert_eq!(completed(8), file_0.chain(completed(7)).collect::<Vec<_>>());
+        // The blocks of such a file are not visited.
+        let mut recording = Recording::new();
+        recording.add(0, 0..1);
+        recording.complete_unread([(0, u32::MAX)].into_iter(), 4);
+        assert_eq!(recording.blocks(), 1);
     }
 
     #[test]

@@ -41,8 +41,8 @@ impl Subject {
         }
     }
 
-    /// Returns the attributes of a file of an older image if the image's blocks are still those of
-    /// the file.
+    /// Returns the attributes of a file of an older image if the blocks in the image are still the
+    /// blocks of the file.
     pub fn valid_file(&self, fs: &dyn FileSystem, old: &BootImage, number: u32) -> Option<Attributes> {
         if let Subject::Tree(tree) = self {
             return valid_file(old, number, fs, &**tree);
@@ -52,7 +52,7 @@ impl Subject {
         (now.size_bytes == file.size_bytes && now.modified == file.modified).then_some(now)
     }
 
-    /// Returns the number of blocks of an older image that are still those of the files.
+    /// Returns the number of blocks of an older image whose files have not changed.
     pub fn valid_blocks(&self, fs: &dyn FileSystem, old: &BootImage) -> u64 {
         let valid = (0..old.files()).filter(|number| self.valid_file(fs, old, *number).is_some());
         valid.map(|number| old.blocks_of(number)).sum()

@@ -1,4 +1,4 @@
-//! Decides which blocks of an image are those of the files that an index has, by the rule of
+//! Decides which blocks of an image are still the blocks of the files in an index, by the rule of
 //! docs/formats/boot.md. Pure: attributes must be available without I/O.
 
 use std::fmt;
@@ -13,8 +13,8 @@ pub trait IndexedTree: fmt::Debug + Send + Sync {
     /// Returns the number of the generation.
     fn generation(&self) -> u128;
 
-    /// Returns the inode number that the index has for a file; 0 if it has none, or if the numbers
-    /// are not persistent.
+    /// Returns the inode number that the index has for a file; 0 if the index has no number, or if
+    /// the numbers are not persistent.
     fn inode(&self, node: NodeId) -> u64;
 
     /// Returns whether the tree lies where it was indexed: elsewhere, inode numbers and status
@@ -28,8 +28,8 @@ pub(crate) fn identity_of(tree: &dyn IndexedTree, now: &Attributes) -> Option<Id
     (tree.is_original() && nlink > 0).then(|| Identity { nlink, changed, inode: tree.inode(now.node) })
 }
 
-/// Returns whether the blocks of a file are those of the file with these attributes in a tree.
-/// `same_generation`: the image was recorded with the tree's index.
+/// Returns whether the blocks of a file in an image are the blocks of the file with these
+/// attributes in a tree. `same_generation`: the image was recorded with the tree's index.
 pub(crate) fn is_valid(
     file: &BootFile<'_>,
     same_generation: bool,
@@ -50,7 +50,7 @@ pub(crate) fn is_valid(
     is_same_inode && nlink == now.nlink && same_status_change(changed, now.changed)
 }
 
-/// How much of an image is valid with an index.
+/// The part of an image that is valid with an index.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Validity {
     /// The number of files in the image.

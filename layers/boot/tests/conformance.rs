@@ -2,13 +2,13 @@
 //! recorded blocks equals the one below it, regardless of the blocks that are recorded.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use quell_boot::{
-    BLOCK_BYTES, BootFile, BootFs, BootImage, Choice, Hot, HotFiles, HotSet, IndexedTree, OpenOverride,
-    Opener, Recorder, RecorderFs, Subject,
+    BLOCK_BYTES, BootFile, BootFs, BootImage, Choice, HEADER_BYTES, Hot, HotFiles, HotSet, ImageFile,
+    IndexedTree, OpenOverride, Opener, Recorder, RecorderFs, Subject,
 };
 use quell_testkit::conformance::{Implementation, Instance, run};
 use quell_testkit::operations::{Comparison, Shape, random_tree};
@@ -98,7 +98,7 @@ fn a_file_system_with_hot_blocks_conforms() {
     }
 }
 
-/// Counts opens. Each takes long enough for other threads to begin one.
+/// Counts opens. Each open takes long enough for other threads to begin another one.
 struct SlowOpens(Arc<AtomicU32>);
 
 impl Opener for SlowOpens {
@@ -192,14 +192,21 @@ fn whole_files_are_written_and_other_blocks_served_from_memory() {
         for node in partly {
             let blocks = |hot: &Hot| {
                 let mut blocks = Vec::new();
-                hot.blocks_of(node, &mut |offset, bytes| {
-                    blocks.push((offset, bytes.to_vec()));
+                hot.pieces_of(node, &mut |offset, piece| {
+                    let offsets = (offset..).step_by(BLOCK_BYTES);
+                    blocks.extend(offsets.zip(piece.chunks(BLOCK_BYTES).map(<[u8]>::to_vec)));
                     Ok(())
                 })
                 .unwrap();
                 blocks
             };
             assert_eq!(blocks(&rest), blocks(&all), "seed {seed}");
+            let file = model.open(&Context::OWN, node).unwrap();
+            for (offset, block) in blocks(&rest) {
+                let mut expected = vec![0; BLOCK_BYTES];
+                let length = file.read_at(&mut expected, offset).unwrap();
+                assert_eq!(block, expected[..length], "seed {seed}, offset {offset}");
+            }
         }
         // `HotFiles` shows only these files, with the content of the tree.
         let layer = HotFiles::new(model.clone(), rest.clone());
@@ -251,6 +258,111 @@ fn a_recorded_start_reads_nothing_from_the_source() {
             }
         }
     }
+}
+
+/// The file of an image. Every read fails if `is_removed` is set.
+struct ImageInMemory {
+    bytes: Vec<u8>,
+    is_removed: AtomicBool,
+    reports: AtomicU32,
+}
+
+impl ImageFile for ImageInMemory {
+    fn read_exact_at(&self, into: &mut [u8], offset: u64) -> Result<()> {
+        if self.is_removed.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Os(errno::EIO), "read", "the image"));
+        }
+        into.copy_from_slice(&self.bytes[offset as usize..][..into.len()]);
+        Ok(())
+    }
+
+    fn report(&self, _: &Error) {
+        self.reports.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Returns files of more blocks than are stored as a whole, some with blocks of zeros and blocks
+/// that another file has.
+fn model_of_large_files(random: &mut Random) -> Arc<Model> {
+    let shared = random.bytes(40 * BLOCK_BYTES);
+    let mut tree = Tree::new();
+    for number in 0..6 {
+        let length = 40 * BLOCK_BYTES + random.below(300 * BLOCK_BYTES);
+        let mut bytes = random.bytes(length);
+        bytes[20 * BLOCK_BYTES..30 * BLOCK_BYTES].fill(0);
+        let begin = random.below(10) * BLOCK_BYTES;
+        bytes[begin..begin + 10 * BLOCK_BYTES].copy_from_slice(&shared[..10 * BLOCK_BYTES]);
+        tree.add(Tree::ROOT, format!("file{number}"), TreeNode::file(&bytes));
+    }
+    tree.add(Tree::ROOT, "shared", TreeNode::file(&shared));
+    Arc::new(Model::new(Arc::new(tree)))
+}
+
+#[test]
+fn unread_blocks_come_from_the_image_and_only_without_it_from_the_source() {
+    let mut whole_files = 0;
+    for seed in 0..12 {
+        let mut random = Random::new(seed);
+        let model = model_of_large_files(&mut random);
+        let files = files(&model);
+        let recorder = Recorder::new();
+        let recording = RecorderFs::new(model.clone(), recorder.clone());
+        start(&recording, &files, &mut random);
+        let (node, size) = *random.pick(&files);
+        recording.open(&Context::OWN, node).unwrap().read_at(&mut vec![0; size as usize], 0).unwrap();
+        let choice = Choice { unread: true, ..Choice::ALL };
+        let bytes = recorder.pack(&*model, &subject(), &choice, 2).unwrap().0;
+
+        let set = || {
+            let length = bytes.len() as u64;
+            let end =
+                BootImage::tables_end(bytes[..].first_chunk::<HEADER_BYTES>().unwrap(), length).unwrap();
+            let tables = bytes[..end.min(length) as usize].to_vec();
+            let image = BootImage::parse_tables(tables, length).unwrap();
+            let (is_removed, reports) = (AtomicBool::new(false), AtomicU32::new(0));
+            let file = Arc::new(ImageInMemory { bytes: bytes.clone(), is_removed, reports });
+            (HotSet::new(image, &*model, &Indexed).with_unread(file.clone()), file)
+        };
+        let gone: Arc<dyn FileSystem> = Arc::new(OpenOverride::new(model.clone(), Gone));
+        // All bytes of all recorded files.
+        let read_all = |hot: &Arc<Hot>, source: &Arc<dyn FileSystem>| {
+            let fs = BootFs::new(source.clone(), hot.clone());
+            for (node, size) in files.iter().filter(|(node, _)| hot.has(*node)) {
+                let (mut mine, mut expected) = (vec![0; *size as usize], vec![0; *size as usize]);
+                fs.open(&Context::OWN, *node).unwrap().read_at(&mut mine, 0).unwrap();
+                model.open(&Context::OWN, *node).unwrap().read_at(&mut expected, 0).unwrap();
+                assert!(mine == expected, "seed {seed}");
+            }
+        };
+        let (intact, file) = set();
+        let hot = intact.decode(2).unwrap();
+        assert_eq!(hot.frames_read(), Some(0), "frames of unread blocks are read before they are needed");
+        read_all(&hot, &gone);
+        assert_eq!((hot.served().from_source, file.reports.load(Ordering::SeqCst)), (0, 0));
+        assert!(hot.frames_read() > Some(0));
+        // The blocks of whole files are not kept in memory, and those of other files may be equal.
+        let whole = intact.whole();
+        whole_files += whole.len();
+        let rest = intact.decode_and_write(&whole, 2, &|_, _, _| Ok(())).unwrap();
+        assert_eq!(rest.nodes().len(), hot.nodes().len() - whole.len());
+        read_all(&rest, &gone);
+
+        let (removed, file) = set();
+        let hot = removed.decode(2).unwrap();
+        file.is_removed.store(true, Ordering::SeqCst);
+        assert_eq!(removed.decode(2).unwrap_err().kind, ErrorKind::Damaged, "seed {seed}");
+        let source: Arc<dyn FileSystem> = model.clone();
+        read_all(&hot, &source);
+        assert!(hot.served().from_source > 0);
+        assert_eq!(file.reports.load(Ordering::SeqCst), 1);
+        // Without a file, there are no unread blocks.
+        let image = BootImage::parse(bytes.clone()).unwrap();
+        let hot = HotSet::new(image, &*model, &Indexed).decode(1).unwrap();
+        read_all(&hot, &source);
+        assert_eq!(hot.frames_read(), None);
+        assert!(hot.served().from_source > 0);
+    }
+    assert!(whole_files >= 12, "{whole_files} files were whole");
 }
 
 /// A source in which the first block of one file, and all of another file, cannot be read any more.

@@ -23,18 +23,18 @@ const LISTING_TRIES: u32 = 3;
 /// suggests that they have any.
 const XATTR_SAMPLE_FILES: usize = 2;
 
-/// The extended attributes that are read. Reading those of every file costs as much as the rest of
-/// the build.
+/// The extended attributes that are read. Reading the attributes of every file costs as much as the
+/// rest of the build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Xattrs {
-    /// Reads those of every directory, of the first two files in each, and of every file whose
-    /// status changed after its content (as setting an attribute does). If any of them has an
-    /// attribute, those of all entries are read.
+    /// Reads the attributes of every directory, of the first two files in each, and of every file
+    /// whose status changed after its content (as setting an attribute does). If any of them has an
+    /// attribute, the attributes of all entries are read.
     #[default]
     Auto,
-    /// Reads those of every entry.
+    /// Reads the attributes of every entry.
     Always,
-    /// Reads none.
+    /// Reads no attributes.
     Never,
 }
 
@@ -53,8 +53,8 @@ impl Xattrs {
 /// the tree with the same options.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BuildOptions {
-    /// Names or paths that are left out. A pattern without `/` is matched against names, one with
-    /// `/` against paths relative to the root.
+    /// Names or paths that are left out. A pattern without `/` is matched against names, and a
+    /// pattern with `/` against paths relative to the root.
     pub exclude: Vec<String>,
     /// Whether to include other file systems mounted below the root.
     pub cross_mounts: bool,
@@ -231,8 +231,8 @@ fn walk(
         return Ok(None);
     }
     problems.sort();
-    // If a directory's update began with the old index and ended with reading, a problem may be in
-    // the list twice.
+    // If the update of a directory began with the old index and ended with reading, a problem may
+    // be in the list twice.
     problems.dedup();
     tracing::debug!(
         entries = progress.entries(),
@@ -515,7 +515,7 @@ impl Walker<'_> {
     }
 
     /// Stores the directory's record as of the time when its names were read, instead of an earlier
-    /// one.
+    /// record.
     fn set_own_record(&self, task: &ListTask, now: Stat) {
         if now == task.record {
             return;

@@ -32,7 +32,8 @@ pub struct Checked {
     pub differences: Vec<Difference>,
     /// Number of entries whose metadata was read.
     pub entries: u64,
-    /// Whether everything was compared: the check was not stopped, and no difference was left out.
+    /// Whether the whole tree was compared: the check was not stopped, and no difference was left
+    /// out.
     pub complete: bool,
 }
 
@@ -166,8 +167,8 @@ impl Checker<'_> {
         });
         let (dir, names) = match listed {
             Ok(listed) => listed,
-            // Its metadata was read just before. A different result now means that the tree is
-            // being changed.
+            // The metadata of the directory was read just before. A different result now means
+            // that the tree is being changed.
             Err(e) if is_gone(&e) => return self.report(self.image.path(directory), Change::Removed),
             Err(e) => {
                 if directory == ROOT {
@@ -243,8 +244,8 @@ impl Checker<'_> {
 }
 
 /// Returns the names of the attributes that differ. Owners that show as the overflow user are not
-/// compared. `compares_ctime`: status change times are those of the file system where the tree was
-/// indexed.
+/// compared. `compares_ctime`: `now` is from the file system where the tree was indexed, so the
+/// status change times are compared.
 fn changed(indexed: &Attributes, now: &Attributes, compares_ctime: bool) -> Vec<&'static str> {
     let mut changed = changed_attributes(indexed, now);
     if now.uid == OVERFLOW_ID || now.gid == OVERFLOW_ID {

@@ -20,7 +20,7 @@ pub struct Difference {
     pub what: Change,
 }
 
-/// How a path differs from the index.
+/// The difference of a path from the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// The path is not in the index.

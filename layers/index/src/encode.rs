@@ -417,8 +417,8 @@ fn xattr_flags(set: &[(Vec<u8>, Vec<u8>)]) -> u64 {
     })
 }
 
-/// Returns the block granule that gives the correct block count for most sizes; each of the others
-/// costs a row of EXTRAS.
+/// Returns the block granule that gives the correct block count for most sizes; each other size
+/// needs a row of EXTRAS.
 fn best_granule(order: &Order<'_>) -> u64 {
     let mut candidates = vec![0];
     candidates.extend((9..=20).map(|shift| 1u64 << shift));

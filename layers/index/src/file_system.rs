@@ -25,7 +25,7 @@ const ENTERED_MAX: NonZeroUsize = NonZeroUsize::new(512).expect("not zero");
 
 /// A node number has the entry in its lower bits. From this bit on it has the number of changes of
 /// the file that were seen before.
-const VERSION_SHIFT: u32 = 32;
+pub(crate) const VERSION_SHIFT: u32 = 32;
 
 const SET_ID: u32 = 0o6000;
 
@@ -35,7 +35,7 @@ const ACL: &[u8] = b"system.posix_acl_access";
 /// directory, a symbolic link, a FIFO or a socket, or a component of the path is not a directory.
 const NO_FILE: [i32; 5] = [errno::ENOENT, errno::ENOTDIR, errno::EISDIR, errno::ELOOP, errno::ENXIO];
 
-/// The action of an open if the file is not the indexed one (see [`FileState`]), or does not exist
+/// The action of an open if the file is not the indexed file (see [`FileState`]), or does not exist
 /// any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnChange {
@@ -126,7 +126,7 @@ impl IndexFs {
         IndexFs::with_rules(image, source, on_change, Rules::default())
     }
 
-    /// Returns the file system with other rules than those of a user's own view.
+    /// Returns the file system with other rules than the rules of a user's own view.
     pub fn with_rules(image: Arc<Image>, source: Arc<dyn Dir>, on_change: OnChange, rules: Rules) -> IndexFs {
         let on_indexed_file_system = source.stat_self().is_ok_and(|root| is_indexed_root(&image, &root));
         let has_inodes = image.has_persistent_inodes();
@@ -315,6 +315,34 @@ impl IndexFs {
         Ok(last)
     }
 
+    /// Opens a regular file of the tree, and compares it with the index. Returns the state that was
+    /// compared.
+    ///
+    /// # Errors
+    /// The errors of [`FileSystem::open`]: `Stale` if the file differs.
+    pub fn open_compared(&self, node: NodeId) -> Result<(Box<dyn OpenFile>, FileState)> {
+        let entry = self.entry(node)?;
+        match self.image.kind(entry) {
+            Kind::File => {}
+            Kind::Dir => return Err(Error::new(ErrorKind::IsADirectory, "open", self.image.path(entry))),
+            _ => return Err(Error::new(ErrorKind::InvalidInput, "open", self.image.path(entry))),
+        }
+        let opened = self.enter(self.image.parent(entry)).and_then(|above| {
+            if self.rules.serves_others {
+                self.check_ancestors(&above)?;
+            }
+            above.dir.open_file_and_stat(self.image.name(entry))
+        });
+        let (file, now) = match opened {
+            Ok(file) => file,
+            // The name does not exist, or is not a regular file.
+            Err(e) if NO_FILE.contains(&e.errno()) => return Err(self.stale(entry)),
+            Err(e) => return Err(e),
+        };
+        self.check(node, entry, &*file, &now)?;
+        Ok((file, now.state()))
+    }
+
     fn entered(&self) -> MutexGuard<'_, LruCache<EntryId, Arc<Entered>>> {
         lock(&self.entered)
     }
@@ -403,25 +431,7 @@ impl FileSystem for IndexFs {
     }
 
     fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
-        let entry = self.entry(node)?;
-        match self.image.kind(entry) {
-            Kind::File => {}
-            Kind::Dir => return Err(Error::new(ErrorKind::IsADirectory, "open", self.image.path(entry))),
-            _ => return Err(Error::new(ErrorKind::InvalidInput, "open", self.image.path(entry))),
-        }
-        let opened = self.enter(self.image.parent(entry)).and_then(|above| {
-            if self.rules.serves_others {
-                self.check_ancestors(&above)?;
-            }
-            above.dir.open_file_and_stat(self.image.name(entry))
-        });
-        let (file, now) = match opened {
-            Ok(file) => file,
-            // The name does not exist, or is not a regular file.
-            Err(e) if NO_FILE.contains(&e.errno()) => return Err(self.stale(entry)),
-            Err(e) => return Err(e),
-        };
-        self.check(node, entry, &*file, &now)?;
+        let (file, _) = self.open_compared(node)?;
         Ok(Box::new(IndexedFile { file, attributes: self.attributes(context, node)? }))
     }
 

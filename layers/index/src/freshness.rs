@@ -33,9 +33,9 @@ pub struct Sampler {
 pub struct Comparison {
     /// The entry.
     pub entry: EntryId,
-    /// Its current metadata; `None` if it was removed.
+    /// The current metadata of the entry; `None` if the entry was removed.
     pub now: Option<Stat>,
-    /// `None` if it equals the index.
+    /// The difference from the index; `None` if the entry equals it.
     pub difference: Option<Difference>,
 }
 
@@ -86,7 +86,7 @@ impl Sampler {
         self.entered.truncate(1);
     }
 
-    /// Compares an entry. Errors are those of [`step`](Sampler::step).
+    /// Compares an entry. Returns the same errors as [`step`](Sampler::step).
     pub fn compare(&mut self, entry: EntryId) -> Result<Comparison> {
         let now = match self.stat(entry) {
             Ok(now) => now,

@@ -120,9 +120,9 @@ impl Image {
         Ok(image)
     }
 
-    /// Returns an index whose bytes `parse` has validated before, in this process or another one,
-    /// and that cannot have changed since. Only the header and the section table are checked again:
-    /// for bytes that were not validated, requests can panic.
+    /// Returns an index from bytes that `parse` has validated before, in this process or another
+    /// one, and that cannot have changed since. Only the header and the section table are checked
+    /// again: an index of bytes that were not validated can panic.
     pub fn of_validated(bytes: &'static [u8]) -> Result<Image, IndexDamage> {
         let mut image = Image::parse_preamble(bytes.into())?;
         image.find_sections();

@@ -6,7 +6,7 @@ use quell_vfs::Attributes;
 
 use crate::image::{Image, ROOT};
 
-/// Returns whether the directory is the one that was indexed, and not a copy: inode numbers and
+/// Returns whether the directory is the indexed directory itself, and not a copy: inode numbers and
 /// status change times are valid only there. A root that changed after indexing counts as a copy,
 /// too.
 pub fn is_indexed_root(image: &Image, root: &Stat) -> bool {

@@ -16,6 +16,7 @@ pub mod format;
 mod freshness;
 mod image;
 mod indexed_file;
+mod inode_numbers;
 mod patterns;
 mod tree;
 
@@ -29,5 +30,6 @@ pub use file_system::{IndexFs, OnChange, Rules};
 pub use freshness::{Comparison, Sampler};
 pub use image::{EntryId, Generation, Image, IndexDamage, Problem, ROOT, XattrSet};
 pub use indexed_file::is_indexed_root;
+pub use inode_numbers::InodeNumbers;
 pub use patterns::Patterns;
 pub use tree::{Listing, Special, Tree};

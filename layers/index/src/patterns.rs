@@ -7,8 +7,8 @@ use std::path::Path;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use quell_vfs::{Error, ErrorKind, Result};
 
-/// Glob patterns. One with a `/` matches paths below the root of the tree, another one names in any
-/// directory.
+/// Glob patterns. A pattern with a `/` matches paths below the root of the tree, and a pattern
+/// without one matches names in any directory.
 #[derive(Debug)]
 pub struct Patterns {
     names: GlobSet,

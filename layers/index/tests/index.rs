@@ -7,11 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use quell_index::{
-    BuildOptions, BuildProgress, Change, Image, IndexFs, OnChange, ROOT, Sampler, Tree, Trust, Xattrs, build,
-    compare, encode,
+    BuildOptions, BuildProgress, Change, Image, IndexFs, InodeNumbers, Listing, OnChange, ROOT, Sampler,
+    Tree, Trust, Xattrs, build, compare, encode,
 };
-use quell_posix::{Dir, PosixDir};
-use quell_vfs::{Context, Cursor, FileSystem, Kind, NodeId, resolve};
+use quell_posix::{Dir, PosixDir, Stat};
+use quell_vfs::{Context, Cursor, ErrorKind, FileSystem, Kind, NodeId, resolve};
 
 fn tree_of(path: &Path, options: &BuildOptions, threads: usize) -> Tree {
     let root: Arc<dyn Dir> = Arc::new(PosixDir::open(path).unwrap());
@@ -78,6 +78,64 @@ fn every_entry_of_the_view_equals_the_tree() {
     assert_eq!(image.entries(), 1 + 5 + 3 + 4 + 600, "all names and nothing else");
     assert_eq!(image.lookup(ROOT, b"no such name"), None);
     assert_eq!(image.lookup(ROOT, b""), None);
+}
+
+#[test]
+fn nodes_can_have_the_inode_numbers_of_the_originals() {
+    let temp = varied_tree();
+    let image = Arc::new(image_of(temp.path(), &BuildOptions::default()));
+    let root: Arc<dyn Dir> = Arc::new(PosixDir::open(temp.path()).unwrap());
+    let indexed = Arc::new(IndexFs::new(image.clone(), root, OnChange::Serve));
+    let fs = InodeNumbers::new(indexed.clone(), image.clone()).unwrap();
+    for entry in ROOT + 1..image.entries() {
+        let path = image.path(entry);
+        let real = temp.path().join(std::str::from_utf8(&path).unwrap());
+        let node = resolve(&fs, &Context::OWN, &path).unwrap().node();
+        assert_eq!(node.0 + 1, std::fs::symlink_metadata(&real).unwrap().ino(), "{real:?}");
+        let inner = resolve(&*indexed, &Context::OWN, &path).unwrap().node();
+        assert_eq!((fs.inner_node(node).unwrap(), fs.number_of(inner)), (inner, node));
+    }
+    assert_eq!((fs.root(), fs.attributes(&Context::OWN, fs.root()).unwrap().node), (NodeId(0), NodeId(0)));
+    let unknown = (1..).map(NodeId).find(|node| fs.path(*node).is_err()).unwrap();
+    assert_eq!(fs.attributes(&Context::OWN, unknown).unwrap_err().kind, ErrorKind::Stale);
+
+    // Another file with the same name is another node.
+    let before = resolve(&fs, &Context::OWN, b"lib/deep/f7").unwrap().node();
+    fs.open(&Context::OWN, before).unwrap();
+    std::fs::write(temp.path().join("new"), "another file").unwrap();
+    std::fs::rename(temp.path().join("new"), temp.path().join("lib/deep/f7")).unwrap();
+    assert_eq!(fs.open(&Context::OWN, before).map(drop).unwrap_err().kind, ErrorKind::Stale);
+    let after = resolve(&fs, &Context::OWN, b"lib/deep/f7").unwrap().node();
+    assert!(after.0 >= 1 << 63, "{after:?}");
+    let file = fs.open(&Context::OWN, after).unwrap();
+    assert_eq!(file.attributes().unwrap().node, after);
+    let mut content = [0; 20];
+    assert_eq!(file.read_at(&mut content, 0).unwrap(), 12);
+    assert_eq!(&content[..12], b"another file");
+}
+
+#[test]
+fn inode_numbers_that_do_not_identify_nodes_are_not_used() {
+    let temp = tempfile::tempdir().unwrap();
+    std::fs::write(temp.path().join("file"), "").unwrap();
+    let is_numbered = |root: u64, files: [u64; 2]| {
+        let mut tree = tree_of(temp.path(), &BuildOptions::default(), 1);
+        let file = *tree.listings[0].record(0);
+        let mut listing = Listing::default();
+        for (name, inode) in [b"a", b"b"].into_iter().zip(files) {
+            listing.push(name, Stat { inode, ..file });
+        }
+        listing.seal();
+        (tree.root.inode, tree.listings[0]) = (root, listing);
+        let image = Arc::new(Image::parse(encode(&tree).unwrap()).unwrap());
+        let root: Arc<dyn Dir> = Arc::new(PosixDir::open(temp.path()).unwrap());
+        let fs = Arc::new(IndexFs::new(image.clone(), root, OnChange::Refuse));
+        InodeNumbers::new(fs, image).is_some()
+    };
+    assert!(is_numbered(7, [9, 8]) && is_numbered(7, [2, (1 << 63) - 1]));
+    assert!(!is_numbered(1, [9, 8]), "a file system without persistent numbers");
+    assert!(!is_numbered(7, [9, 9]), "files of two file systems");
+    assert!(!is_numbered(7, [1, 9]) && !is_numbered(7, [0, 9]) && !is_numbered(7, [9, 1 << 63]));
 }
 
 #[test]

@@ -77,7 +77,7 @@ pub fn check_frame(bytes: &[u8], is_sealed: bool) {
     assert_eq!(decode_frame_runs(&second, &again).expect("an encoded value can be decoded"), runs);
 }
 
-/// Decodes the header of a frame as that of an object.
+/// Decodes the header of a frame as the header of a frame of an object.
 fn check_object_frame(head: &FrameHead, bytes: &[u8]) {
     let (payload, start) = (head.payload_bytes, head.payload_start);
     let at = LogPosition { payload: start, ..LogPosition::START };

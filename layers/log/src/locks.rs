@@ -1,7 +1,7 @@
 //! Locks with a rank. A thread takes them in the order of their ranks only, which excludes
 //! deadlocks; debug builds check it. `session` describes the locks of an open file, and which of
-//! them are held during I/O. All locks of a mount have a rank. Those in `tools` have none: they
-//! protect the results of one run, and no other lock is taken while one is held.
+//! them are held during I/O. All locks of a mount have a rank. The locks in `tools` have no rank:
+//! they protect the results of one run, and a thread that holds one takes no other lock.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};

@@ -35,8 +35,8 @@ fn later(seed: u64) -> Host {
     Host { holder: Holder { node: "later.node1".to_owned(), ..host.holder }, ..host }
 }
 
-/// Returns a scratch that keeps `extents_max` extents of an index as usual, and the others in
-/// scratch files, which are in memory, too.
+/// Returns a scratch that keeps `extents_max` extents of an index as usual, and the other extents
+/// in scratch files, which are in memory, too.
 pub fn scratch(extents_max: usize) -> Scratch {
     let make = || MemoryStore::new().root().create_file(b"scratch", 0o600);
     Scratch { extents_max, ..Scratch::new(make) }

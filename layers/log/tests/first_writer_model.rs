@@ -16,11 +16,11 @@ const STOPPED: u8 = u8::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// Readers count no frames of a first writer whose end is not recorded.
+    /// Readers ignore the frames of a first writer whose end is not recorded.
     OnlyRecordedFramesCount,
     /// The first writer appends to an object that shows its end.
     AppendsAfterItsEnd,
-    /// A node that has created the container does not look at the object again.
+    /// A node that has created the container does not read the object again.
     LooksOnlyBefore,
     /// The first writer looks for the container before its object shows the end.
     LooksBeforeItsEnd,
@@ -33,9 +33,9 @@ enum Fault {
 /// The name of the first writer in `meta`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Name {
-    /// All complete frames count.
+    /// All complete frames are part of the file.
     Open,
-    /// This number of frames counts.
+    /// This number of frames is part of the file.
     Closed(u8),
 }
 
@@ -55,9 +55,9 @@ struct State {
 
     // The first writer.
     acknowledged: u8,
-    /// It has looked for the container and found none.
+    /// The first writer has looked for the container and found none.
     found_none: bool,
-    /// It has ended, and will do nothing more to its object.
+    /// The first writer has ended, and does not change its object any more.
     is_done: bool,
 
     /// The next step of each of two nodes, and the state of the object that it has seen.
@@ -127,7 +127,7 @@ impl State {
     fn other(&self, node: usize, fault: Fault, next: &mut Vec<State>) {
         let mut state = *self;
         state.step[node] = match self.step[node] {
-            // It looks for a container, then at the object, and creates the container.
+            // The node looks for a container, then reads the object, and creates the container.
             0 if self.name.is_some() && fault != Fault::ReplacesTheContainer => 4,
             0 => 1,
             1 => {
@@ -141,14 +141,14 @@ impl State {
                 }
                 3
             }
-            // It looks at the object again.
+            // The node reads the object again.
             3 => {
                 if self.has_ended && fault != Fault::LooksOnlyBefore {
                     state = State { step: state.step, ..state.with_recorded_end() };
                 }
                 4
             }
-            // The first node truncates the file: it notes what is covered, and returns.
+            // The first node truncates the file: it records the covered frames, and returns.
             4 if node == 0 => {
                 state.before_cut = self.acknowledged;
                 let covered = match (self.name, fault) {

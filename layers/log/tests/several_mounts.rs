@@ -107,7 +107,7 @@ fn data_of_another_node_is_read_although_this_node_has_cached_the_size_of_its_lo
         let a = mount(&stores);
         let b = mounted::mount(vec![stores[0].root_on_caching_node()], MEMORY, choices(1 << 16, 0));
         let of_a = create(&a);
-        // An open file keeps the extents that were read, and each open adds those that are new.
+        // An open file keeps the extents that were read, and each open adds the new extents.
         let _kept = open(&b, READ);
         for round in 0..4u64 {
             // Each sync publishes the new end of the log.

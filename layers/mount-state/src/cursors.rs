@@ -1,5 +1,5 @@
-//! Cursors of listings. A cursor is a hash of the name of its entry. The entries of the cursors
-//! that were used last are kept; another one is found by listing the directory.
+//! Cursors of listings. A cursor is a hash of the name of its entry. The entries of the most
+//! recently used cursors are kept; the entry of another cursor is found by listing the directory.
 
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroUsize;
@@ -53,7 +53,7 @@ impl<E: Clone> Cursors<E> {
     /// `search` lists the directory for an entry whose name satisfies the condition.
     ///
     /// # Errors
-    /// `Stale` if the entry is not kept any more and was removed; those of `search`.
+    /// `Stale` if the entry is not kept any more and was removed; the errors of `search`.
     pub fn entry(
         &self,
         dir: NodeId,

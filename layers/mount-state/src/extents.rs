@@ -36,7 +36,8 @@ impl Extents {
         self.join_next(offset, end);
     }
 
-    /// Adds later extents that begin before or at `end` to the extent at `start`, which ends there.
+    /// Joins later extents that begin before or at `end` with the extent at `start`, which ends
+    /// there.
     fn join_next(&mut self, start: u64, end: u64) {
         while let Some((next, _)) = self.by_start.range(start + 1..=end).next() {
             let next = *next;
@@ -59,7 +60,7 @@ impl Extents {
         }
     }
 
-    /// Copies the bytes of a range into `into`, where there are any.
+    /// Copies the bytes of a range that the extents have into `into`.
     pub fn copy_to(&self, offset: u64, into: &mut [u8]) {
         let end = offset.saturating_add(into.len() as u64);
         let before = self.by_start.range(..offset).next_back();

@@ -61,7 +61,7 @@ impl Client {
         lock(&self.nodes).get(node)
     }
 
-    /// Returns an error for an operation without a request whose deadline has passed.
+    /// Returns an error if the deadline has passed, for an operation that sends no request.
     pub fn check_deadline(&self, context: &Context<'_>) -> Result<()> {
         match context.deadline {
             Some(deadline) if deadline <= Instant::now() => Err(Error::new(ErrorKind::TimedOut, "open", "")),
@@ -69,8 +69,8 @@ impl Client {
         }
     }
 
-    /// Records that a file was written up to `end`, which the member of its attributes does not
-    /// know: at once, or when the file is closed or synced.
+    /// Records that a file was written up to `end`, which the member that has its attributes does
+    /// not know. Sends the size at once, or when the file is closed or synced.
     pub fn grow(&self, node: &KnownNode, end: u64) -> Result<()> {
         match self.consistency {
             Consistency::Synchronous => self.send_end(node, end),
@@ -115,7 +115,8 @@ impl Client {
         Ok(known)
     }
 
-    /// Makes a reference to a node in use whose connection was lost before the reply was read.
+    /// Makes a reference to a node in use. The connection with the reference was lost before the
+    /// reply was read.
     fn hold_again(&self, node: &KnownNode) -> Result<()> {
         loop {
             let Some(generation) = self.requests.hold(node.id)? else {
@@ -143,7 +144,7 @@ impl Client {
         };
         let mut waiting = lock(&self.returned);
         if waiting.generation < generation {
-            // The others have ended with their connection.
+            // The other references have ended with their connection.
             *waiting = ReturnedLater { generation, references: Vec::new() };
         }
         if waiting.generation == generation && returned.1 > 0 {

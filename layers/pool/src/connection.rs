@@ -13,7 +13,7 @@ use crate::daemon::{Daemon, Unanswered, ask, done, try_ask};
 use crate::dir_cache::DirCache;
 use crate::nodes::Nodes;
 
-/// The limit of an attempt after the time for which operations wait.
+/// The time limit of an attempt that is made after [`Daemons::wait_limit`] has passed.
 const LATE_ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
 /// The first pause between attempts, which doubles up to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -33,14 +33,14 @@ pub trait Daemons: Send + Sync {
     /// operations that wait.
     fn connect(&self) -> Result<Arc<dyn Daemon>>;
 
-    /// Returns how long operations wait for a daemon after a connection was lost.
+    /// Returns the time for which operations wait for a daemon after a connection was lost.
     fn wait_limit(&self) -> Duration;
 }
 
 /// The connection to one daemon.
 pub struct Link {
     pub daemon: Arc<dyn Daemon>,
-    /// Larger than that of earlier connections of the client.
+    /// Larger than the generations of earlier connections of the client.
     pub generation: u64,
     is_lost: AtomicBool,
 }
@@ -58,9 +58,9 @@ pub struct Connections {
 
 #[derive(Default)]
 struct State {
-    /// A thread is connecting.
+    /// Whether a thread is connecting.
     is_connecting: bool,
-    /// When the current connection was lost.
+    /// The time at which the current connection was lost.
     lost: Option<Instant>,
     /// The number of attempts that have found no daemon within the limit.
     failures: u64,
@@ -80,7 +80,7 @@ fn is_repeatable(operation: &Operation<'_>) -> bool {
         | Operation::RecordMarks { .. }
         | Operation::StopMember { .. } => false,
         Operation::SetXattr { mode, .. } => *mode == XattrMode::Any,
-        // A truncation could remove what another client has written after it.
+        // A truncation could remove data that another client has written after it.
         Operation::Change { settings, .. } => settings.size_bytes.is_none(),
         Operation::Lookup { .. }
         | Operation::Attributes { .. }
@@ -125,7 +125,7 @@ fn connect_until<T>(until: Instant, mut connect: impl FnMut() -> Result<T>) -> R
 }
 
 impl Connections {
-    /// Connects to a daemon, and waits for one like an operation.
+    /// Connects to a daemon. Waits for a daemon as long as an operation does.
     pub fn open(
         daemons: Box<dyn Daemons>,
         nodes: Arc<Mutex<Nodes>>,
@@ -153,7 +153,7 @@ impl Connections {
         read_lock(&self.current).daemon.consistency()
     }
 
-    /// Returns the version of the directories. It differs from those of earlier connections.
+    /// Returns the version of the directories. It differs from the versions of earlier connections.
     pub fn dirs_version(&self) -> u64 {
         let current = read_lock(&self.current);
         (current.generation << VERSION_BITS).wrapping_add(current.daemon.dirs_version())
@@ -287,7 +287,7 @@ impl Connections {
         let ids = {
             let mut nodes = lock(&self.nodes);
             for id in dropped {
-                // Its references have ended with the connection.
+                // The references of the node have ended with the connection.
                 nodes.release(id, 1);
             }
             nodes.begin(generation)
@@ -308,7 +308,8 @@ impl Connections {
     }
 }
 
-/// A thread is connecting. When the value is dropped, also after a panic, another one can.
+/// Marks that a thread is connecting. When the value is dropped, also after a panic, another thread
+/// can connect.
 struct Connecting<'a>(&'a Connections);
 
 impl Drop for Connecting<'_> {

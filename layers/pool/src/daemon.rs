@@ -69,13 +69,13 @@ impl std::fmt::Debug for LocalData {
     }
 }
 
-/// Sends an operation to a daemon and returns what `read` makes of its reply; `None` stands for a
-/// reply of another kind. `verb` and `subject` describe the operation in errors.
+/// Sends an operation to a daemon and returns the result of `read` for its reply; `None` stands for
+/// a reply of another kind. `verb` and `subject` describe the operation in errors.
 ///
 /// # Errors
 ///
-/// Those of the operation and of [`Daemon::call`], `TimedOut` without a request if the deadline has
-/// passed, and `Damaged` for a reply of another kind.
+/// The errors of the operation and of [`Daemon::call`], `TimedOut` without a request if the
+/// deadline has passed, and `Damaged` for a reply of another kind.
 pub fn ask<T>(
     daemon: &dyn Daemon,
     deadline: Option<Instant>,

@@ -24,9 +24,10 @@ pub struct PoolFile {
     node: Arc<KnownNode>,
     mode: OpenMode,
     is_closed: AtomicBool,
-    /// The set-id bits were removed through this open file.
+    /// Whether the set-id bits were removed through this open file.
     has_dropped_set_id: AtomicBool,
-    /// They are to be removed again, because another client may have set them since.
+    /// Whether the set-id bits must be removed again, because another client may have set them
+    /// since.
     must_drop_set_id: AtomicBool,
     /// Whether the member of the attributes has recorded that the file may have data.
     has_noted_data: AtomicBool,
@@ -412,7 +413,8 @@ impl WritableFile for PoolFile {
     }
 
     /// Another client may set the bits at any time. A request for each write would double its cost,
-    /// so there is one for the first write, and one for all later ones before they are published.
+    /// so one request is sent for the first write, and one for all later writes before they are
+    /// published.
     fn drop_set_id(&self) -> Result<()> {
         self.check_open()?;
         if self.has_dropped_set_id.swap(true, Ordering::Relaxed) && !self.node.has_set_id() {

@@ -21,32 +21,33 @@ use crate::file::PoolFile;
 use crate::nodes::KnownNode;
 
 /// A pool, seen through the daemon of this node.
-///
-/// The second field: whether the rest of a pool without copies can be used after a daemon has
-/// ended.
-pub struct PoolFs(Arc<Client>, bool);
+pub struct PoolFs {
+    client: Arc<Client>,
+    /// Whether the rest of a pool without copies can be used after a daemon has ended.
+    serves_rest: bool,
+}
 
 impl std::fmt::Debug for PoolFs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PoolFs").field("chunk_bytes", &self.0.chunk_bytes).finish_non_exhaustive()
+        f.debug_struct("PoolFs").field("chunk_bytes", &self.client.chunk_bytes).finish_non_exhaustive()
     }
 }
 
 impl PoolFs {
     /// Returns the file system of a pool with chunks of this size, in bytes.
     pub fn new(daemon: Arc<dyn Daemon>, chunk_bytes: u32) -> PoolFs {
-        PoolFs(Arc::new(Client::new(daemon, chunk_bytes)), false)
+        PoolFs { client: Arc::new(Client::new(daemon, chunk_bytes)), serves_rest: false }
     }
 
     /// Connects to one of several daemons of a pool with copies and with chunks of this size, in
-    /// bytes, and connects to another one when that one has ended. Operations wait for a daemon for
+    /// bytes. When the daemon has ended, connects to another one. Operations wait for a daemon for
     /// at most [`Daemons::wait_limit`], and so does this function.
     ///
     /// # Errors
     ///
-    /// Those of [`Daemons::connect`].
+    /// The errors of [`Daemons::connect`].
     pub fn reconnecting(daemons: Box<dyn Daemons>, chunk_bytes: u32) -> Result<PoolFs> {
-        Ok(PoolFs(Arc::new(Client::open(daemons, chunk_bytes)?), false))
+        Ok(PoolFs { client: Arc::new(Client::open(daemons, chunk_bytes)?), serves_rest: false })
     }
 
     /// Lets programs that copy a pool see as much of it as possible after a daemon has ended: a
@@ -54,18 +55,18 @@ impl PoolFs {
     /// the root directory has attributes.
     #[must_use]
     pub fn with_reachable_parts(self) -> PoolFs {
-        PoolFs(self.0, true)
+        PoolFs { client: self.client, serves_rest: true }
     }
 
     /// Returns whether an error means that a part of the pool cannot be reached, and the rest is to
     /// be used.
     fn is_partly_reachable(&self, error: &Error) -> bool {
-        self.1 && matches!(error.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
+        self.serves_rest && matches!(error.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
     }
 
     /// Returns a directory that is in use.
     fn dir(&self, node: NodeId) -> Result<FileId> {
-        let found = self.0.node(node)?;
+        let found = self.client.node(node)?;
         match found.kind {
             NodeKind::Dir => Ok(found.id),
             _ => Err(Error::new(ErrorKind::NotADirectory, "look into", "")),
@@ -90,8 +91,8 @@ impl PoolFs {
             gid: new.gid,
         };
         let (created, generation) =
-            self.0.requests.ask_until_free(context, &create, ("create", name), node)?;
-        let known = self.0.held(&created, uses, generation)?;
+            self.client.requests.ask_until_free(context, &create, ("create", name), node)?;
+        let known = self.client.held(&created, uses, generation)?;
         Ok((created, known))
     }
 
@@ -109,11 +110,11 @@ impl PoolFs {
             _ => None,
         };
         let (found, generation) =
-            self.0.requests.ask_for_reference(context.deadline, &lookup, ("look up", name), read)?;
+            self.client.requests.ask_for_reference(context.deadline, &lookup, ("look up", name), read)?;
         let Some(node) = found else { return Ok(None) };
-        self.0.held(&node, 1, generation)?;
+        self.client.held(&node, 1, generation)?;
         let reference = NodeRef::counted(self, node.attributes());
-        let node = self.0.with_own_writes(context, node)?;
+        let node = self.client.with_own_writes(context, node)?;
         Ok(Some((node, reference.with_attributes(node.attributes()))))
     }
 
@@ -125,21 +126,21 @@ impl PoolFs {
         matching: Matching,
     ) -> Result<()> {
         let remove = Operation::Remove { dir: self.dir(dir)?, name, matching };
-        self.0.requests.ask_until_free(context, &remove, ("remove", name), done).map(|_| ())
+        self.client.requests.ask_until_free(context, &remove, ("remove", name), done).map(|_| ())
     }
 
     fn opened(&self, context: &Context<'_>, node: NodeId, mode: OpenMode) -> Result<PoolFile> {
-        match self.0.node(node)?.kind {
+        match self.client.node(node)?.kind {
             NodeKind::File => {}
             NodeKind::Dir => return Err(Error::new(ErrorKind::IsADirectory, "open", "")),
             NodeKind::Symlink => return Err(Error::new(ErrorKind::InvalidInput, "open", "")),
         }
-        self.0.check_deadline(context)?;
+        self.client.check_deadline(context)?;
         if mode.truncate {
             self.change(context, node, &Change { size_bytes: Some(0), ..Change::default() })?;
         }
-        let known = lock(&self.0.nodes).use_again(node)?;
-        Ok(PoolFile::new(Arc::clone(&self.0), known, mode))
+        let known = lock(&self.client.nodes).use_again(node)?;
+        Ok(PoolFile::new(Arc::clone(&self.client), known, mode))
     }
 }
 
@@ -159,30 +160,30 @@ impl FileSystem for PoolFs {
     fn lookup_on_path(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
         let id = FileId::from(dir);
         // Before the look-up, so that a later change is noticed.
-        let version = self.0.requests.dirs_version();
-        let known = lock(&self.0.dirs).get(version, id, name);
+        let version = self.client.requests.dirs_version();
+        let known = lock(&self.client.dirs).get(version, id, name);
         if let Some(known) = known
             // Another thread may have removed it from the cache, and its last use.
-            && lock(&self.0.nodes).use_again(NodeId(known.id.0)).is_ok()
+            && lock(&self.client.nodes).use_again(NodeId(known.id.0)).is_ok()
         {
-            self.0.check_deadline(context)?;
+            self.client.check_deadline(context)?;
             return Ok(Some(NodeRef::counted(self, known.attributes())));
         }
         let Some((node, found)) = self.look_up(context, dir, name)? else { return Ok(None) };
         if node.kind == NodeKind::Dir {
-            lock(&self.0.nodes).use_again(found.node())?;
-            let dropped = lock(&self.0.dirs).insert(version, id, name, node);
+            lock(&self.client.nodes).use_again(found.node())?;
+            let dropped = lock(&self.client.dirs).insert(version, id, name, node);
             for id in dropped {
-                self.0.release(id, 1)?;
+                self.client.release(id, 1)?;
             }
         }
         Ok(Some(found))
     }
 
     fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes> {
-        let known = self.0.node(node)?;
-        self.0.commit(&known)?;
-        match self.0.requests.attributes(context.deadline, known.id) {
+        let known = self.client.node(node)?;
+        self.client.commit(&known)?;
+        match self.client.requests.attributes(context.deadline, known.id) {
             Err(error) if known.id == FileId::ROOT && self.is_partly_reachable(&error) => {
                 let root = Node {
                     id: FileId::ROOT,
@@ -203,20 +204,20 @@ impl FileSystem for PoolFs {
     }
 
     fn parent(&self, node: NodeId) -> Result<NodeId> {
-        let known = self.0.node(node)?;
+        let known = self.client.node(node)?;
         let name = Operation::Name { id: known.id };
-        self.0.requests.ask(None, &name, ("find the directory of", b""), |reply| match reply {
+        self.client.requests.ask(None, &name, ("find the directory of", b""), |reply| match reply {
             Reply::Name { dir, .. } => Some(NodeId(dir.0)),
             _ => None,
         })
     }
 
     fn path(&self, node: NodeId) -> Result<Vec<u8>> {
-        let (mut names, mut at) = (Vec::new(), self.0.node(node)?.id);
+        let (mut names, mut at) = (Vec::new(), self.client.node(node)?.id);
         while at != FileId::ROOT {
             let name = Operation::Name { id: at };
             let (dir, name) =
-                self.0.requests.ask(None, &name, ("find the name of", b""), |reply| match reply {
+                self.client.requests.ask(None, &name, ("find the name of", b""), |reply| match reply {
                     Reply::Name { dir, name } => Some((dir, name.into_owned())),
                     _ => None,
                 })?;
@@ -235,7 +236,7 @@ impl FileSystem for PoolFs {
         visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
         let (dir, mut after) = (self.dir(dir)?, after.0);
-        // Why the entries of a part of the pool are missing.
+        // The error because of which the entries of a part of the pool are missing.
         let mut missing = None;
         loop {
             // The visitor may use the connection, so it is called after the request has ended.
@@ -243,10 +244,11 @@ impl FileSystem for PoolFs {
                 None => Operation::List { dir, after },
                 Some(_) => Operation::ListReachable { dir, after },
             };
-            let part = self.0.requests.ask(context.deadline, &list, ("list", b""), |reply| match reply {
-                Reply::Entries(entries) => Some(entries.into_owned()),
-                _ => None,
-            });
+            let part =
+                self.client.requests.ask(context.deadline, &list, ("list", b""), |reply| match reply {
+                    Reply::Entries(entries) => Some(entries.into_owned()),
+                    _ => None,
+                });
             let part = match part {
                 Err(error) if missing.is_none() && self.is_partly_reachable(&error) => {
                     missing = Some(error);
@@ -274,24 +276,24 @@ impl FileSystem for PoolFs {
     }
 
     fn read_link(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
-        let known = self.0.node(node)?;
+        let known = self.client.node(node)?;
         let read = Operation::ReadLink { id: known.id };
-        self.0.requests.ask(context.deadline, &read, ("read link", b""), |reply| match reply {
+        self.client.requests.ask(context.deadline, &read, ("read link", b""), |reply| match reply {
             Reply::Bytes(target) => Some(target.into_owned()),
             _ => None,
         })
     }
 
-    /// Only `user.` attributes can be set, so there is no request for others, which the kernel and
-    /// programs such as ls(1) often read.
+    /// Only `user.` attributes can be set, so no request is sent for other attributes, which the
+    /// kernel and programs such as ls(1) often read.
     fn xattr(&self, context: &Context<'_>, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.0.check_deadline(context)?;
-        let known = self.0.node(node)?;
+        self.client.check_deadline(context)?;
+        let known = self.client.node(node)?;
         if known.kind == NodeKind::Symlink || !name.starts_with(USER_XATTRS) {
             return Ok(None);
         }
         let read = Operation::Xattr { id: known.id, name };
-        self.0.requests.ask(context.deadline, &read, ("read the extended attribute", name), |reply| {
+        self.client.requests.ask(context.deadline, &read, ("read the extended attribute", name), |reply| {
             match reply {
                 Reply::Value(value) => Some(value.map(Cow::into_owned)),
                 _ => None,
@@ -300,14 +302,14 @@ impl FileSystem for PoolFs {
     }
 
     fn xattr_names(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
-        self.0.check_deadline(context)?;
-        let known = self.0.node(node)?;
+        self.client.check_deadline(context)?;
+        let known = self.client.node(node)?;
         if known.kind == NodeKind::Symlink {
             return Ok(Vec::new());
         }
         let read = Operation::XattrNames { id: known.id };
         let described = ("list extended attributes", &b""[..]);
-        self.0.requests.ask(context.deadline, &read, described, |reply| match reply {
+        self.client.requests.ask(context.deadline, &read, described, |reply| match reply {
             Reply::Bytes(names) => {
                 let names = names.strip_suffix(&[0]).map(|names| names.split(|byte| *byte == 0));
                 Some(names.into_iter().flatten().map(<[u8]>::to_vec).collect())
@@ -323,13 +325,13 @@ impl FileSystem for PoolFs {
     fn forget(&self, node: NodeId, references: u64) {
         // The daemon releases the references of a client that ends, so a failure has no later
         // effect.
-        let _ = self.0.release(FileId::from(node), references);
+        let _ = self.client.release(FileId::from(node), references);
     }
 
     fn attributes_of_path(&self, context: &Context<'_>, path: &[u8]) -> Result<Option<Attributes>> {
         let last = match quell_vfs::resolve_parent(self, context, path) {
             Ok(Some(last)) if last.parent.kind == Kind::Dir => last,
-            // The path does not end in a name, or its last directory is none.
+            // The path does not end in a name, or the parent of this name is not a directory.
             Ok(_) => {
                 return match quell_vfs::resolve(self, context, path) {
                     Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
@@ -341,11 +343,16 @@ impl FileSystem for PoolFs {
         };
         let lookup = Operation::Lookup { dir: self.dir(last.parent.node())?, name: last.name, holds: false };
         let found =
-            self.0.requests.ask(context.deadline, &lookup, ("look up", last.name), |reply| match reply {
-                Reply::Found(found) => Some(found),
-                _ => None,
-            })?;
-        let found = found.map(|node| self.0.with_own_writes(context, node)).transpose()?;
+            self.client.requests.ask(
+                context.deadline,
+                &lookup,
+                ("look up", last.name),
+                |reply| match reply {
+                    Reply::Found(found) => Some(found),
+                    _ => None,
+                },
+            )?;
+        let found = found.map(|node| self.client.with_own_writes(context, node)).transpose()?;
         Ok(found.map(|node| node.attributes()))
     }
 
@@ -363,9 +370,9 @@ impl Writable for PoolFs {
         new: NewEntry,
         mode: OpenMode,
     ) -> Result<(NodeRef<'_>, Box<dyn WritableFile>)> {
-        // One use is the reference, the other one the open file.
+        // The reference is one use, and the open file is the other use.
         let (created, known) = self.make(context, dir, name, (NewKind::File, new), 2)?;
-        let file = PoolFile::new(Arc::clone(&self.0), known, mode);
+        let file = PoolFile::new(Arc::clone(&self.client), known, mode);
         Ok((NodeRef::counted(self, created.attributes()), Box::new(file)))
     }
 
@@ -416,13 +423,13 @@ impl Writable for PoolFs {
         };
         let (from_dir, to_dir) = (self.dir(from_dir)?, self.dir(to_dir)?);
         let rename = Operation::Rename { from_dir, from, to_dir, to, mode };
-        self.0.requests.ask_until_free(context, &rename, ("rename", from), done).map(|_| ())
+        self.client.requests.ask_until_free(context, &rename, ("rename", from), done).map(|_| ())
     }
 
     fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {
-        let known = self.0.node(node)?;
+        let known = self.client.node(node)?;
         // Otherwise the size would be sent after the change, and replace the times that it sets.
-        self.0.commit(&known)?;
+        self.client.commit(&known)?;
         let settings = Settings {
             permissions: change.permissions.map(|permissions| (permissions & 0o7777) as u16),
             uid: change.uid,
@@ -433,7 +440,7 @@ impl Writable for PoolFs {
         };
         let operation = Operation::Change { id: known.id, settings };
         let changed =
-            self.0.requests.ask(context.deadline, &operation, ("change", b""), crate::daemon::node)?;
+            self.client.requests.ask(context.deadline, &operation, ("change", b""), crate::daemon::node)?;
         known.note(&changed);
         Ok(changed.attributes())
     }
@@ -450,7 +457,7 @@ impl Writable for PoolFs {
         value: &[u8],
         mode: SetXattr,
     ) -> Result<()> {
-        let known = self.0.node(node)?;
+        let known = self.client.node(node)?;
         check_user_xattr(known.kind.into(), name)?;
         if value.len() > XATTR_VALUE_BYTES_MAX {
             return Err(Error::new(ErrorKind::Os(errno::E2BIG), "set the extended attribute", name));
@@ -461,22 +468,22 @@ impl Writable for PoolFs {
             SetXattr::Replace => XattrMode::Replace,
         };
         let set = Operation::SetXattr { id: known.id, name, value, mode };
-        self.0.requests.ask(context.deadline, &set, ("set the extended attribute", name), done)
+        self.client.requests.ask(context.deadline, &set, ("set the extended attribute", name), done)
     }
 
     fn remove_xattr(&self, context: &Context<'_>, node: NodeId, name: &[u8]) -> Result<()> {
-        let known = self.0.node(node)?;
+        let known = self.client.node(node)?;
         check_user_xattr(known.kind.into(), name)?;
         let remove = Operation::RemoveXattr { id: known.id, name };
-        self.0.requests.ask(context.deadline, &remove, ("remove the extended attribute", name), done)
+        self.client.requests.ask(context.deadline, &remove, ("remove the extended attribute", name), done)
     }
 
     fn sync_dir(&self, context: &Context<'_>, dir: NodeId) -> Result<()> {
         let id = self.dir(dir)?;
-        self.0.requests.ask(context.deadline, &Operation::Sync { id }, ("sync", b""), done)
+        self.client.requests.ask(context.deadline, &Operation::Sync { id }, ("sync", b""), done)
     }
 
     fn space(&self) -> Result<Space> {
-        self.0.requests.ask(None, &Operation::Space, ("statfs", b""), space)
+        self.client.requests.ask(None, &Operation::Space, ("statfs", b""), space)
     }
 }

@@ -21,11 +21,12 @@ pub struct KnownNode {
     /// The largest end of the writes whose size was not sent to the daemon, in bytes; 0 if there
     /// are none.
     unsent_end: AtomicU64,
-    /// The data of the file is in chunks, not inline. It stays there.
+    /// Whether the data of the file is in chunks, not inline. It never becomes inline again.
     is_in_chunks: AtomicBool,
-    /// The daemon last reported set-id bits.
+    /// Whether the daemon last reported set-id bits.
     has_set_id: AtomicBool,
-    /// The node was removed while the client had no reference to it, because its daemon has ended.
+    /// Whether the node was removed while the client had no reference to it, because its daemon had
+    /// ended.
     is_gone: AtomicBool,
 }
 
@@ -92,7 +93,7 @@ impl KnownNode {
     /// Records that the size `end` was sent. If a later write ends beyond it, its size is still
     /// unsent.
     pub fn sent(&self, end: u64) {
-        // Otherwise it has changed.
+        // If the value has changed, a later write has replaced it.
         let _ = self.unsent_end.compare_exchange(end, 0, Ordering::SeqCst, Ordering::SeqCst);
     }
 }
@@ -115,7 +116,7 @@ pub struct Released {
     pub returned: Returned,
     /// The generation of the connection that has the references.
     pub generation: u64,
-    /// The file had data in chunks when it was last used.
+    /// Whether the file had data in chunks when it was last used.
     pub has_chunks: bool,
 }
 
@@ -140,7 +141,7 @@ impl Nodes {
     }
 
     /// Adds `count` uses of a node to which the daemon has counted a reference for the connection
-    /// of `generation`. Also returns whether this client has a reference now: not if the connection
+    /// of `generation`. Also returns whether this client has the reference: false if the connection
     /// was lost meanwhile.
     pub fn held(&mut self, node: &Node, count: u64, generation: u64) -> (Arc<KnownNode>, bool) {
         let uses = self.uses.entry(node.id).or_insert_with(|| Uses {
@@ -179,7 +180,7 @@ impl Nodes {
                 Some(uses) if missing.contains(id) => uses.node.set_gone(),
                 None if missing.contains(id) => {}
                 Some(uses) if generation == self.generation => uses.held = uses.held.saturating_add(1),
-                // It has ended with its connection.
+                // The reference has ended with its connection.
                 Some(_) => {}
                 None => unused.push((*id, 1)),
             }
@@ -200,7 +201,7 @@ impl Nodes {
         Ok(Arc::clone(&uses.node))
     }
 
-    /// Removes uses. Returns the node after the last one.
+    /// Removes uses. Returns the node after the last use.
     pub fn release(&mut self, id: FileId, count: u64) -> Option<Released> {
         let uses = self.uses.get_mut(&id).filter(|_| id != FileId::ROOT)?;
         uses.count = uses.count.saturating_sub(count);

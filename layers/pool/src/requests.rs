@@ -14,7 +14,7 @@ use crate::nodes::Returned;
 /// The first pause before an operation is repeated, which doubles up to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(20);
-/// An operation that meets others in the way of each attempt fails after this number of them.
+/// An operation fails after this number of attempts if another operation blocks each of them.
 const ATTEMPTS_MAX: u32 = 500;
 
 /// The requests of a client, with functions that read the replies.
@@ -52,8 +52,8 @@ impl Requests {
         }
     }
 
-    /// Does the same as `ask_for_reference`, and repeats an operation that another one was in the
-    /// way of.
+    /// Does the same as `ask_for_reference`, and repeats an operation while another operation
+    /// blocks it.
     pub fn ask_until_free<T>(
         &self,
         context: &Context<'_>,
@@ -115,7 +115,7 @@ impl Requests {
         }
     }
 
-    /// Counts an access to that data.
+    /// Counts an access to the local data.
     pub fn count_direct(&self, access: DirectAccess, bytes: u64) {
         if let Requests::One(daemon) = self {
             daemon.count_direct(access, bytes);

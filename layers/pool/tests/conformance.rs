@@ -90,7 +90,7 @@ fn random_histories_match_the_model_if_sizes_are_sent_at_a_close() {
 
 #[test]
 fn a_size_is_visible_to_others_after_a_sync_or_a_close_if_it_is_not_sent_at_once() {
-    // The writer has no access to chunks, and the members of the first chunks are not all that of
+    // The writer has no access to chunks, and some of the first chunks are on other members than
     // the attributes.
     let pool = SimulatedPool::start_with(3, 1000, Consistency::Commit);
     let mount = |member| PoolFs::new(Arc::new(pool.connect(member)), 1000);
@@ -220,7 +220,7 @@ fn the_time_of_inline_data_is_kept_when_it_moves_to_chunks() {
             let time = Time { seconds, nanoseconds: 5 };
             let change = Change { modified: Some(time), ..Change::default() };
             fs.writable().unwrap().change(&Context::default(), node, &change).unwrap();
-            // A client sends it before a write, which may fail.
+            // A client sends this operation before a write, which may fail.
             let note = Operation::NoteData { id: FileId::from(node) };
             client.call(None, &note, &mut |reply| drop(reply.unwrap())).unwrap();
             assert_eq!(file.attributes().unwrap().modified, time);
@@ -268,7 +268,7 @@ fn inline_data_moves_to_chunks_when_it_does_not_fit_and_all_clients_see_it() {
         assert!(local_files() > 0, "the data is in chunks");
         assert_eq!(contents(), expected);
         assert_eq!(file.attributes().unwrap().size_bytes, expected.len() as u64);
-        // It stays there.
+        // The data stays in chunks.
         let change = Change { size_bytes: Some(0), ..Change::default() };
         reader.writable().unwrap().change(&context, found.node(), &change).unwrap();
         file.write_at(b"again", 0).unwrap();

@@ -18,12 +18,12 @@ use simulated::{Connection, SimulatedPool};
 const NEW: NewEntry = NewEntry { permissions: 0o644, uid: 1000, gid: 1000 };
 const CHUNK_BYTES: u32 = 100;
 
-/// The end of a daemon, with the next operation that has the right kind.
+/// The end of a daemon with its next operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It does not take the operation.
+    /// The daemon does not take the operation.
     Before,
-    /// It performs the operation, but does not reply.
+    /// The daemon performs the operation, but does not reply.
     After,
 }
 
@@ -33,7 +33,7 @@ struct TestNode(Arc<State>);
 
 struct State {
     pool: SimulatedPool,
-    /// The present daemon ends with the next operation that is no reference.
+    /// The way in which the present daemon ends with the next operation, if it ends.
     end: Mutex<Option<End>>,
     /// The number of attempts to connect that fail next.
     refusals: AtomicUsize,

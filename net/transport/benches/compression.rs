@@ -3,8 +3,9 @@
 //! `cargo bench -p quell-transport --bench compression [FILTER]`.
 //!
 //! The file is in `QUELL_BENCH_DIR` (default `$TMPDIR`), and its data is in the page cache. Rates
-//! are those of one thread, in MiB of uncompressed data each second: the best of five rounds of 8
-//! MiB, and of 0.5 s of them. Each block that was compressed is expanded and compared once.
+//! are for one thread, in MiB of uncompressed data per second: the best of at least five rounds of
+//! 8 MiB, which take at least 0.5 s together. Each block that was compressed is expanded and
+//! compared once.
 
 mod payloads;
 
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use payloads::{BYTES, KINDS, data};
 
-/// Returns the largest rate of a function that treats all data, in MiB/s.
+/// Returns the largest rate of a function that processes all data, in MiB/s.
 fn rate(mut treat: impl FnMut()) -> f64 {
     let begin = Instant::now();
     let mut best = Duration::MAX;

@@ -8,7 +8,7 @@
 //! 10.0.0.1:0.
 //!
 //! A chain of calls begins the next call in the function that receives a result; a blocking thread
-//! waits for each result. The processor time is that of both members and of the kernel for them.
+//! waits for each result. The processor time includes both members, and the kernel's work for them.
 //! `QUELL_BENCH_SECONDS` is the duration of each measurement (default 2).
 
 mod payloads;

@@ -350,7 +350,7 @@ fn a_lost_call_tells_whether_the_daemon_has_taken_its_request() {
             let taken = scope.spawn(|| was_taken(&channel));
             daemon.wait_for("taken");
             wait_until_stopped(&daemon);
-            // Some of them wait for a slot.
+            // Some of these calls wait for a slot.
             let others: Vec<_> = (0..SLOTS + 3).map(|_| scope.spawn(|| was_taken(&channel))).collect();
             std::thread::sleep(Duration::from_millis(20));
             match is_killed {
@@ -362,7 +362,7 @@ fn a_lost_call_tells_whether_the_daemon_has_taken_its_request() {
         });
         assert!(!channel.is_open() && !was_taken(&channel));
         if !is_killed {
-            // It takes no withdrawn request when it goes on.
+            // The daemon takes no withdrawn request when it continues.
             daemon.signal(rustix::process::Signal::CONT);
             let next = LocalChannel::connect(&path).unwrap();
             let deadline = Some(Instant::now() + Duration::from_millis(1));
@@ -619,7 +619,7 @@ fn the_counters_of_clients_are_added_up_and_survive_the_clients() {
     drop(channel);
     server.wait_for_clients(1);
     assert_eq!(counters(&reader), [1, 12_005, 0, 7]);
-    // A new client, which may get the place of the former one, begins with 0.
+    // A new client, which may get the number of the former one, begins with 0.
     let channel = server.connect();
     channel.count(2, 2);
     assert_eq!(counters(&reader), [1, 12_005, 2, 7]);
@@ -632,7 +632,7 @@ fn no_value_of_a_client_decreases_the_sum_of_its_counter() {
     reader.count(0, 10);
     hostile.count(0, 100);
     assert_eq!(counters(&reader)[0], 110);
-    // Its counter becomes 50.
+    // The counter of the client becomes 50.
     hostile.count(0, 0_u64.wrapping_sub(50));
     assert_eq!(counters(&reader)[0], 110);
     hostile.count(0, 1);

@@ -56,11 +56,11 @@ struct Client {
     slot: Slot,
     pending: bool,
     watched: bool,
-    /// The doorbell has been rung since the server last took events.
+    /// Whether the doorbell has been rung since the server last took events.
     rung: bool,
-    /// The server has this client in its list.
+    /// Whether the server has this client in its list.
     is_listed: bool,
-    /// The server has taken the request and not replied.
+    /// Whether the server has taken the request and not replied.
     unanswered: bool,
 }
 

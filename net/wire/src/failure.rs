@@ -35,7 +35,7 @@ const KINDS: [ErrorKind; 19] = [
 /// A failed operation: the kind of the error, and the cause in words if there is one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// The position of the kind in `KINDS`; the number of the kinds for an error number of the
+    /// The position of the kind in `KINDS`; the length of `KINDS` stands for an error number of the
     /// operating system.
     code: u8,
     /// The error number of the operating system, or 0.

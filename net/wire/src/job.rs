@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::bounded::at_most;
 
 /// The version of these messages.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// The size of a block. The last block of a file can be shorter.
 pub const BLOCK_BYTES: usize = 256 << 10;
 /// The largest number of files.
@@ -21,12 +21,16 @@ pub const PATH_BYTES_MAX: usize = 4096;
 pub const TEXT_BYTES_MAX: usize = 1024;
 /// The longest name of a node in a [`Tree`](Reply::Tree), in bytes.
 pub const NODE_NAME_BYTES_MAX: usize = 64;
+/// The longest result of a comparison of a tree with its index, in bytes.
+pub const RESULT_BYTES_MAX: usize = 8 << 10;
 /// The largest number of nodes in a [`Tree`](Reply::Tree).
 pub const TREE_NODES_MAX: usize = 4096;
 /// The largest encoded request.
 pub const REQUEST_BYTES_MAX: usize = 2048;
 /// The largest encoded reply: a block, a list of files or a tree.
 pub const REPLY_BYTES_MAX: usize = 640 << 10;
+/// The largest encoded reply to [`SharedBlock`](Request::SharedBlock).
+pub const BLOCK_REPLY_BYTES_MAX: usize = BLOCK_BYTES + 1024;
 
 /// The number of a node: the reader is 0, the others are numbered in the order of their requests.
 pub type NodeNumber = u32;
@@ -72,12 +76,53 @@ pub enum Request<'a> {
     },
     /// To the reader: asks for the nodes. The reply is `Tree`.
     Tree,
+    /// To the reader: asks for the results of its samples of the trees. The reply is `Samples`, or
+    /// `Wait` until it has them.
+    Samples,
+    /// To the reader: asks for the result of its check of a whole tree. The reply is `Checked`.
+    Checked {
+        /// The position of the index in the list of files.
+        file: u32,
+    },
+    /// To a meeting point: asks for the text of a link. The reply is `Link`.
+    ReadLink {
+        /// The number of the link.
+        link: u128,
+    },
+    /// To a meeting point: creates a link, unless it exists. The reply is `Link`.
+    CreateLink {
+        /// The number of the link.
+        link: u128,
+        /// Its text, at most [`TEXT_BYTES_MAX`] bytes.
+        text: &'a str,
+    },
+    /// To a meeting point: removes a link if it has this text. The reply is `Link`.
+    RemoveLink {
+        /// The number of the link.
+        link: u128,
+        /// Its text.
+        text: &'a str,
+    },
+    /// Requests a block of a file of an indexed tree. The reply is `Block`, `NotShared`, or `Wait`
+    /// while the node does not have the block.
+    SharedBlock(SharedBlockId),
+}
+
+/// A block of a file of an indexed tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SharedBlockId {
+    /// The position of the index in the list of files.
+    pub index: u32,
+    /// The number of the entry in the index.
+    pub entry: u32,
+    /// The number of the block, from 0.
+    pub block: u64,
 }
 
 /// A reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply<'a> {
-    /// The place of a node in the tree.
+    /// The position of a node in the tree.
     Placed(Placement),
     /// The files, in the order in which they are numbered.
     Files(#[serde(deserialize_with = "at_most::<FILES_MAX, _, _>")] Vec<FileState>),
@@ -89,7 +134,7 @@ pub enum Reply<'a> {
         #[serde(with = "serde_bytes")]
         bytes: &'a [u8],
     },
-    /// The node does not have it yet: ask again.
+    /// The node does not have the requested data yet: ask again.
     Wait,
     /// The node does not serve the request, for this reason.
     Refused(&'a str),
@@ -97,9 +142,25 @@ pub enum Reply<'a> {
     Noted,
     /// The nodes, in the order of their numbers.
     Tree(#[serde(deserialize_with = "at_most::<TREE_NODES_MAX, _, _>")] Vec<NodeState>),
+    /// For each file the result of the sample of its tree, at most [`RESULT_BYTES_MAX`] bytes;
+    /// `None` if the reader has made none.
+    Samples(#[serde(deserialize_with = "at_most::<FILES_MAX, _, _>")] Vec<Option<CheckResult>>),
+    /// The result of the check of a whole tree, at most [`RESULT_BYTES_MAX`] bytes; `None` if the
+    /// reader does not have it.
+    Checked(Option<CheckResult>),
+    /// The text that a link had before the request; `None` if it did not exist.
+    Link(Option<&'a str>),
+    /// The nodes of the job do not share this file; the client opens it itself.
+    NotShared,
 }
 
-/// The place of a node in the tree.
+/// The result of a comparison of a tree with its index, which only the processes that compare trees
+/// read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CheckResult(#[serde(with = "serde_bytes")] pub Vec<u8>);
+
+/// The position of a node in the tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// The number of the node.
@@ -115,7 +176,7 @@ pub struct Placement {
 pub enum FileState {
     /// The file was opened.
     Open(FileAttributes),
-    /// It was not.
+    /// The reason why the file could not be opened.
     Failed(String),
 }
 
@@ -191,9 +252,14 @@ impl FileAttributes {
 
     /// Returns the length of a block, in bytes; 0 for one after the end.
     pub fn block_bytes(&self, block: u64) -> usize {
-        let begin = block.saturating_mul(BLOCK_BYTES as u64);
-        self.size_bytes.saturating_sub(begin).min(BLOCK_BYTES as u64) as usize
+        block_bytes(self.size_bytes, block)
     }
+}
+
+/// Returns the length of a block of a file of this size, in bytes; 0 for one after the end.
+pub fn block_bytes(size_bytes: u64, block: u64) -> usize {
+    let begin = block.saturating_mul(BLOCK_BYTES as u64);
+    size_bytes.saturating_sub(begin).min(BLOCK_BYTES as u64) as usize
 }
 
 /// Returns the beginning of a text, at most `bytes_max` bytes.
@@ -232,8 +298,11 @@ mod tests {
         let request = Request::Block { file: 1, block: 300 };
         assert_eq!(encode(&request), [3, 1, 0xac, 0x02]);
         assert_eq!(encode(&Reply::Wait), [3]);
-        let join = Request::Join { protocol: 1, address: "10.0.0.7:513".parse().unwrap(), name: "n7" };
-        assert_eq!(encode(&join), [0, 1, 0, 10, 0, 0, 7, 0x81, 0x04, 2, b'n', b'7']);
+        let shared = Request::SharedBlock(SharedBlockId { index: 0, entry: 300, block: 2 });
+        assert_eq!(encode(&shared), [11, 0, 0xac, 0x02, 2]);
+        assert_eq!(encode(&Reply::NotShared), [10]);
+        let join = Request::Join { protocol: 2, address: "10.0.0.7:513".parse().unwrap(), name: "n7" };
+        assert_eq!(encode(&join), [0, 2, 0, 10, 0, 0, 7, 0x81, 0x04, 2, b'n', b'7']);
     }
 
     #[test]
@@ -241,8 +310,14 @@ mod tests {
         let name = "n".repeat(TEXT_BYTES_MAX);
         let join = Request::Join { protocol: u32::MAX, address: "[::1]:65535".parse().unwrap(), name: &name };
         assert!(encode(&join).len() <= REQUEST_BYTES_MAX);
+        let link = Request::CreateLink { link: u128::MAX, text: &name };
+        assert!(encode(&link).len() <= REQUEST_BYTES_MAX);
+        let samples = vec![Some(CheckResult(vec![1; RESULT_BYTES_MAX])); FILES_MAX];
+        assert!(encode(&Reply::Samples(samples)).len() <= REPLY_BYTES_MAX);
         let block = Reply::Block { checksum: u64::MAX, bytes: &vec![1; BLOCK_BYTES] };
-        assert!(encode(&block).len() <= REPLY_BYTES_MAX);
+        assert!(encode(&block).len() <= BLOCK_REPLY_BYTES_MAX);
+        let shared = SharedBlockId { index: u32::MAX, entry: u32::MAX, block: u64::MAX };
+        assert!(encode(&Request::SharedBlock(shared)).len() <= REQUEST_BYTES_MAX);
         let long = FileAttributes {
             path: vec![b'/'; PATH_BYTES_MAX],
             directory: Some(vec![b'/'; PATH_BYTES_MAX]),

@@ -40,7 +40,7 @@ pub const MESSAGE_BYTES_MAX: usize = DATA_BYTES_MAX + (16 << 10);
 /// The largest length of the inline data of a file, in bytes. A member may have a smaller limit.
 pub const INLINE_BYTES_MAX: usize = 8 << 10;
 
-/// The largest size of a file, in bytes: that of `off_t`.
+/// The largest size of a file, in bytes: the largest value of `off_t`.
 pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
 /// The longest target of a symbolic link, in bytes.

@@ -1,9 +1,10 @@
 //! Creates files in batches, commits them, and looks them up.
 //!
-//! `cargo bench -p quell-batch-service --bench creates [-- FILES DIR ROUNDS]` prints the time and
-//! the processor time of each step for a number of files (1,000,000), with the tables in a
+//! `cargo bench -p quell-batch-service --bench creates [-- FILES DIR ROUNDS PROOF]` prints the time
+//! and the processor time of each step for a number of files (1,000,000), with the tables in a
 //! directory (the one for temporary files). The commits with conflicts and without are repeated
-//! ROUNDS times. With 0 rounds, only the steps of one batch are measured.
+//! ROUNDS times. With 0 rounds, only the steps of one batch are measured. The batches submit their
+//! changes in the form PROOF: `certificate`, the default, or `log`.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -13,7 +14,7 @@ use std::time::Instant;
 
 use quell_batch_service::{
     Auxiliary, BatchCaller, BatchRecord, BatchState, Certificate, Entries, Image, MEMORY_BYTES, Names,
-    NewBatch, NewNode, Primary, ROOT, TableDir, Verdict, VerificationTask, verify_task,
+    NewBatch, NewNode, Primary, ProofForm, ROOT, TableDir, Verdict, VerificationTask, verify_task,
 };
 use quell_kv::{DiskOptions, DiskStore};
 use quell_vfs::{NewEntry, Result, Time};
@@ -26,6 +27,11 @@ fn main() {
     let files: u64 = arguments.next().map_or(1_000_000, |text| text.parse().expect("a number of files"));
     let base = arguments.next().map_or(std::env::temp_dir(), PathBuf::from);
     let rounds: usize = arguments.next().map_or(1, |text| text.parse().expect("a number of rounds"));
+    let form = match arguments.next().as_deref() {
+        None | Some("certificate") => ProofForm::Certificate,
+        Some("log") => ProofForm::Log,
+        Some(other) => panic!("no form of proof: {other}"),
+    };
     let directory = tempfile::tempdir_in(&base).expect("a directory");
     let primary = new_primary(directory.path());
     let new = new_batch();
@@ -34,10 +40,14 @@ fn main() {
     let mut names = primary.private(&record, own.clone(), MEMORY_BYTES).expect("a private name space");
     let dir = names.create(ROOT, b"dir", NewNode::Dir, NEW, now()).expect("a directory").inode.number;
     step("create", files, || create(&mut names, dir, files));
-    let certificate = step("write tables and certificate", files, || {
-        names.0.submit(primary.store_number(), &record, &*own, 0).expect("a certificate")
+    let spilled = bytes_in(&directory.path().join("batch"));
+    let certificate = step("write changes and certificate", files, || {
+        names.0.submit(primary.store_number(), &record, &*own, form, 0).expect("a certificate")
     });
-    println!("certificate: {} bytes", certificate.encode().len());
+    let certificate_bytes = certificate.encode().len() as u64;
+    println!("certificate: {certificate_bytes} bytes");
+    let proof_bytes = certificate_bytes + bytes_in(&directory.path().join("batch")) - spilled;
+    println!("proof: {:.2} bytes a create", proof_bytes as f64 / files as f64);
     println!("peak memory: {:.0} MB", peak_memory_mb());
     let committed = step("verify and commit", files, || {
         primary.commit(record.number, &certificate, &*own).expect("a commit")
@@ -65,10 +75,10 @@ fn main() {
         return;
     }
     for clients in [1, 2] {
-        measure_clients(&base, files, clients);
+        measure_clients(&base, files, clients, form);
     }
-    measure_auxiliary(&base, files);
-    compare_conflicts(&base, files, rounds);
+    measure_auxiliary(&base, files, form);
+    compare_conflicts(&base, files, rounds, form);
 }
 
 /// An auxiliary server in this process, and the processor time of its verification.
@@ -87,7 +97,7 @@ impl Auxiliary for Measured<'_> {
             verify_task(task, self.certificate, self.submitted, &tables(&image), Arc::new(tables(&output)))?;
         let encoded = verdict.encode(task.record.number)?;
         *self.seconds.lock().expect("no thread panics") += thread_seconds() - start;
-        // The rest is the work of the primary server.
+        // The primary server does the remaining work.
         let verdict = Verdict::decode(&encoded, task)?;
         for number in verdict.tables() {
             let name = TableDir::file_name(number);
@@ -99,7 +109,7 @@ impl Auxiliary for Measured<'_> {
 
 /// Prints the processor time that an auxiliary server and the primary server need for the commit of
 /// a batch.
-fn measure_auxiliary(base: &Path, files: u64) {
+fn measure_auxiliary(base: &Path, files: u64, form: ProofForm) {
     let directory = tempfile::tempdir_in(base).expect("a directory");
     let primary = new_primary(directory.path());
     let record = primary.begin(new_batch()).expect("a batch");
@@ -107,7 +117,7 @@ fn measure_auxiliary(base: &Path, files: u64) {
     let mut names = primary.private(&record, own.clone(), MEMORY_BYTES).expect("a private name space");
     let dir = names.create(ROOT, b"dir", NewNode::Dir, NEW, now()).expect("a directory").inode.number;
     create(&mut names, dir, files);
-    let certificate = names.0.submit(primary.store_number(), &record, &*own, 0).expect("a certificate");
+    let certificate = names.0.submit(primary.store_number(), &record, &*own, form, 0).expect("a certificate");
     drop(names);
     let (certificate, submitted) = (&certificate, &*own);
     let auxiliary =
@@ -128,13 +138,13 @@ fn measure_auxiliary(base: &Path, files: u64) {
     );
 }
 
-/// Prints the rate of creates of several clients, each with a batch of its own in a directory of
-/// its own, from the first create to the end of the last commit.
-fn measure_clients(base: &Path, files: u64, clients: u64) {
+/// Prints the rate of creates of several clients, each each with its own batch in its own
+/// directory, from the first create to the end of the last commit.
+fn measure_clients(base: &Path, files: u64, clients: u64, form: ProofForm) {
     let directory = tempfile::tempdir_in(base).expect("a directory");
     let primary = new_primary(directory.path());
     let image = primary.name_space();
-    let (mut batches, mut table_bytes) = (Vec::new(), 0);
+    let mut batches = Vec::new();
     for client in 0..clients {
         let name = format!("client.{client}");
         let dir = image.create(ROOT, name.as_bytes(), NewNode::Dir, NEW, now()).expect("a directory");
@@ -146,15 +156,11 @@ fn measure_clients(base: &Path, files: u64, clients: u64) {
     step(&title, files * clients, || {
         std::thread::scope(|scope| {
             for (record, path) in &batches {
-                scope.spawn(|| run_client(&primary, record, path, files));
+                scope.spawn(|| run_client(&primary, record, path, files, form));
             }
         });
     });
-    for (_, path) in &batches {
-        for table in std::fs::read_dir(path).expect("a directory") {
-            table_bytes += table.and_then(|table| table.metadata()).expect("a table").len();
-        }
-    }
+    let table_bytes: u64 = batches.iter().map(|(_, path)| bytes_in(path)).sum();
     println!(
         "tables of {clients} clients: {:.2} bytes a create",
         table_bytes as f64 / (files * clients) as f64
@@ -162,25 +168,25 @@ fn measure_clients(base: &Path, files: u64, clients: u64) {
 }
 
 /// Creates files in a new directory of a batch, and commits the batch.
-fn run_client(primary: &Primary, record: &BatchRecord, path: &Path, files: u64) {
+fn run_client(primary: &Primary, record: &BatchRecord, path: &Path, files: u64, form: ProofForm) {
     let own = Arc::new(tables(path));
     let mut names = primary.private(record, own.clone(), MEMORY_BYTES).expect("a private name space");
     let dir = names.create(record.subtree, b"dir", NewNode::Dir, NEW, now()).expect("a directory");
     create(&mut names, dir.inode.number, files);
-    let certificate = names.0.submit(primary.store_number(), record, &*own, 0).expect("a certificate");
+    let certificate = names.0.submit(primary.store_number(), record, &*own, form, 0).expect("a certificate");
     primary.commit(record.number, &certificate, &*own).expect("a commit");
 }
 
 /// Prints the time and the processor time of commits in a directory of the snapshot, where each
 /// name is compared with the image: without conflicts, and with conflicts of 1 % of the names. The
 /// rounds of both are interleaved.
-fn compare_conflicts(base: &Path, files: u64, rounds: usize) {
+fn compare_conflicts(base: &Path, files: u64, rounds: usize, form: ProofForm) {
     let mut measured = [(0, Vec::new()), (files / 100, Vec::new())];
     for round in 0..rounds {
-        // Each is first in every second round.
+        // Each of the two measurements is first in every second round.
         for index in [round % 2, 1 - round % 2] {
             let (conflicts, times) = &mut measured[index];
-            times.push(commit_with_conflicts(base, files, *conflicts));
+            times.push(commit_with_conflicts(base, files, *conflicts, form));
         }
     }
     for (conflicts, times) in &measured {
@@ -200,7 +206,7 @@ fn compare_conflicts(base: &Path, files: u64, rounds: usize) {
 }
 
 /// Commits a batch to a new store. Returns the time and the processor time of the commit.
-fn commit_with_conflicts(base: &Path, files: u64, conflicts: u64) -> (f64, f64) {
+fn commit_with_conflicts(base: &Path, files: u64, conflicts: u64, form: ProofForm) -> (f64, f64) {
     let directory = tempfile::tempdir_in(base).expect("a directory");
     let primary = new_primary(directory.path());
     let image = primary.name_space();
@@ -213,7 +219,7 @@ fn commit_with_conflicts(base: &Path, files: u64, conflicts: u64) -> (f64, f64) 
         let name = format!("file.{}", number * 100);
         image.create(dir, name.as_bytes(), NewNode::File, NEW, now()).expect("a file");
     }
-    let certificate = names.0.submit(primary.store_number(), &record, &*own, 0).expect("a certificate");
+    let certificate = names.0.submit(primary.store_number(), &record, &*own, form, 0).expect("a certificate");
     drop(names);
     let (start, processor) = (Instant::now(), processor_seconds());
     let committed = primary.commit(record.number, &certificate, &*own).expect("a commit");
@@ -273,6 +279,12 @@ fn peak_memory_mb() -> f64 {
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("the peak of the memory");
     let kilobytes: f64 = line.split_whitespace().nth(1).expect("a number").parse().expect("a number");
     kilobytes * 1024.0 / 1e6
+}
+
+/// Returns the size of the files in a directory, in bytes.
+fn bytes_in(path: &Path) -> u64 {
+    let files = std::fs::read_dir(path).expect("a directory");
+    files.map(|file| file.and_then(|file| file.metadata()).expect("a file").len()).sum()
 }
 
 fn file_bytes(path: &Path) -> u64 {

@@ -16,21 +16,23 @@ use crate::verify::{Submission, verify};
 
 /// The auxiliary servers of a primary server.
 pub trait Auxiliary: Send + Sync {
-    /// Has a batch, or a part of one, verified. The tables of the verdict are in the directory of
-    /// the image then. `None` if there is no auxiliary server, or if it could not complete the
-    /// verification: then the primary server verifies the batch itself.
+    /// Passes a batch, or a part of one, to an auxiliary server, and returns its verdict. The
+    /// tables of the verdict are then in the directory of the image. `None` if there is no
+    /// auxiliary server, or if it could not complete the verification: then the primary server
+    /// verifies the batch itself.
     ///
     /// # Errors
-    /// `InvalidInput` if the batch is refused; those of files.
+    /// `InvalidInput` if the batch is refused; the errors of files.
     fn verify(&self, task: &VerificationTask) -> Result<Option<Verdict>>;
 }
 
-/// Verifies a batch, or a part of one, in an auxiliary server. `submitted` has its tables, which no
-/// user other than the owner of the store can change, and `image` those of the image. The new
-/// tables are written to `output`, which no other verification uses.
+/// Verifies a batch, or a part of one, in an auxiliary server. `submitted` has the tables of the
+/// batch, which no user other than the owner of the store can change, and `image` has the tables of
+/// the image. The new tables are written to `output`, which no other verification uses.
 ///
 /// # Errors
-/// `InvalidInput` if the batch is refused; `Damaged`; those of files. Then `output` has no tables.
+/// `InvalidInput` if the batch is refused; `Damaged`; the errors of files. Then `output` has no
+/// tables.
 pub fn verify_task(
     task: &VerificationTask,
     certificate: &Certificate,
@@ -46,10 +48,11 @@ pub fn verify_task(
         earlier: &task.earlier,
         conflicts: task.conflicts,
         certificate,
-        tables: open_submitted(certificate, submitted, &cache)?,
+        tables: open_submitted(&task.record, certificate, &snapshot, submitted, &cache)?,
         snapshot: &snapshot,
         current: TableSet::open(image, &cache, &task.current)?,
         store: task.store,
+        now: task.now,
         files: output.clone(),
     })?;
     output.sync()?;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::table_ref::TableRef;
 
-/// The user whose operations a batch has.
+/// The user whose operations are in a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchCaller {
     /// The user.
@@ -17,29 +17,30 @@ pub struct BatchCaller {
     pub groups: Vec<u32>,
 }
 
-/// A batch.
+/// The record of a batch, or of a part of one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchRecord {
     /// The number of the batch, which no other batch of the store has.
     pub number: u64,
-    /// The name that the user has given it.
+    /// The name that the user has given the batch.
     pub name: String,
-    /// The user whose permissions its operations have.
+    /// The user whose permissions apply to the operations of the batch.
     pub caller: BatchCaller,
-    /// The inode numbers of its new entries. A batch of several parts has none.
+    /// The inode numbers that new entries of the batch can have; empty for a batch of several
+    /// parts.
     pub inodes: Range<u64>,
-    /// The snapshot of the image that it began with: its tables, the newest first.
+    /// The tables of the snapshot of the image with which the batch began, the newest first.
     pub snapshot: Vec<TableRef>,
-    /// The directory that it may change, with everything below it.
+    /// The directory that the batch may change, with everything below it.
     pub subtree: u64,
-    /// Whether all of its operations are committed, or none.
+    /// Whether the batch is atomic: either all of its operations are committed, or none.
     pub is_atomic: bool,
-    /// Its state.
+    /// The state of the batch.
     pub state: BatchState,
 }
 
 impl BatchRecord {
-    /// Returns whether the changes of the batch are those of its parts.
+    /// Returns whether the batch consists of parts, and has no other changes.
     pub fn has_parts(&self) -> bool {
         self.inodes.is_empty()
     }
@@ -64,53 +65,92 @@ impl BatchRecord {
             _ => &[],
         }
     }
+
+    /// Returns the tables that a verification has written for a prepared batch.
+    pub(crate) fn prepared_tables(&self) -> &[TableRef] {
+        match &self.state {
+            BatchState::Prepared(prepared) => &prepared.tables,
+            _ => &[],
+        }
+    }
 }
 
 /// The state of a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BatchState {
-    /// It changes its private name space.
+    /// The batch is open: its private name space can be changed.
     Open,
-    /// Its changes are part of the image, except for conflicts.
+    /// The changes of the batch are part of the image, except for conflicts.
     Committed {
         /// The number of new files, directories and links that were committed.
         entries: u64,
         /// The operations that were not committed, without those that were resolved since.
         conflicts: Conflicts,
     },
-    /// Its changes were discarded.
+    /// The changes were discarded.
     Aborted,
-    /// Its tables and its certificate are complete. It is verified and committed before the image
-    /// is used the next time.
+    /// The tables and the certificate of the batch are complete. The batch is verified and
+    /// committed before the image is used the next time.
     Submitted {
         /// Batches are committed in the order of these numbers.
         order: u64,
     },
-    /// It was submitted, and could not be committed.
+    /// The batch was submitted, and could not be committed.
     Refused {
         /// The error of the commit.
         reason: String,
     },
-    /// It is a part of another batch, with which it ends. Its conflicts are those of that batch.
+    /// The record belongs to a part of another batch. The record of that batch lists the conflicts
+    /// of all parts.
     Part {
         /// The number of the batch.
         of: u64,
         /// The state of the part.
         state: PartState,
     },
+    /// The batch is verified without conflicts, and is published if the transaction of its marker
+    /// is committed. The image refuses other changes of the directories on which the verification
+    /// depends, so the batch can be published without another verification.
+    Prepared(Box<Prepared>),
+}
+
+/// The blob that records the decision about a prepared batch. The transaction of blobs that is
+/// committed together with the batch creates it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Marker {
+    /// The location of the store of blobs. This crate does not open it.
+    pub location: String,
+    /// The name of the blob. Each attempt to commit a batch has another name.
+    pub blob: String,
+}
+
+/// A batch whose tables are verified and durable, and not part of the image yet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prepared {
+    /// The marker.
+    pub marker: Marker,
+    /// The number of new entries of the batch, or of each of its parts in their order.
+    pub(crate) entries: Vec<u64>,
+    /// The tables to add to the image, the newest first.
+    pub(crate) tables: Vec<TableRef>,
+    /// The directories of the existing entries that the tables replace, in ascending order.
+    pub(crate) changed_dirs: Vec<u64>,
+    /// The directories on which the verification depends, in ascending order.
+    pub(crate) dirs: Vec<u64>,
 }
 
 /// The state of a part of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PartState {
-    /// A process changes it, has closed it, or was killed.
+    /// The part is neither committed nor discarded. The process that changes it may still run, may
+    /// have closed the part, or may have been killed.
     Open,
-    /// Its changes were committed with those of the other parts.
+    /// The changes of the part were committed together with the changes of the other parts.
     Committed {
         /// The number of new files, directories and links that were committed.
         entries: u64,
     },
-    /// Its changes were discarded.
+    /// The changes were discarded.
     Aborted,
 }
 
@@ -119,7 +159,10 @@ impl BatchState {
     pub fn has_ended(&self) -> bool {
         match self {
             BatchState::Committed { .. } | BatchState::Aborted => true,
-            BatchState::Open | BatchState::Submitted { .. } | BatchState::Refused { .. } => false,
+            BatchState::Open
+            | BatchState::Submitted { .. }
+            | BatchState::Refused { .. }
+            | BatchState::Prepared(_) => false,
             BatchState::Part { state, .. } => *state != PartState::Open,
         }
     }
@@ -139,45 +182,62 @@ pub struct Conflicts {
 pub struct BatchSummary {
     /// The number of the batch.
     pub number: u64,
-    /// The name that the user has given it.
+    /// The name that the user has given the batch.
     pub name: String,
     /// The user.
     pub uid: u32,
-    /// The directory that it may change, with everything below it.
+    /// The directory that the batch may change, with everything below it.
     pub subtree: u64,
-    /// Its state.
+    /// The state of the batch.
     pub state: SummaryState,
+}
+
+impl BatchSummary {
+    /// Returns whether the batch is prepared.
+    pub fn is_prepared(&self) -> bool {
+        matches!(self.state, SummaryState::Prepared { .. })
+    }
+
+    /// Returns whether the batch is committed.
+    pub fn is_committed(&self) -> bool {
+        matches!(self.state, SummaryState::Committed { .. })
+    }
 }
 
 /// The state of a batch, without its conflicts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SummaryState {
-    /// It changes its private name space.
+    /// The batch is open: its private name space can be changed.
     Open,
-    /// Its changes are part of the image, except for conflicts.
+    /// The changes of the batch are part of the image, except for conflicts.
     Committed {
         /// The number of new files, directories and links that were committed.
         entries: u64,
         /// The number of operations that were not committed.
         conflicts: u64,
     },
-    /// Its changes were discarded.
+    /// The changes were discarded.
     Aborted,
-    /// It is verified and committed before the image is used the next time.
+    /// The batch is verified and committed before the image is used the next time.
     Submitted,
-    /// It was submitted, and could not be committed.
+    /// The batch was submitted, and could not be committed.
     Refused {
         /// The error of the commit.
         reason: String,
     },
-    /// It is open, and its changes are those of its parts.
+    /// The batch is open, and consists of parts.
     OpenForParts,
-    /// It is a part of another batch.
+    /// The record belongs to a part of another batch.
     Part {
         /// The number of the batch.
         of: u64,
         /// The state of the part.
         state: PartState,
+    },
+    /// The batch is verified, and is published if the transaction of its marker is committed.
+    Prepared {
+        /// The marker.
+        marker: Marker,
     },
 }
 
@@ -194,13 +254,14 @@ impl BatchRecord {
             BatchState::Submitted { .. } => SummaryState::Submitted,
             BatchState::Refused { reason } => SummaryState::Refused { reason: reason.clone() },
             BatchState::Part { of, state } => SummaryState::Part { of: *of, state: *state },
+            BatchState::Prepared(prepared) => SummaryState::Prepared { marker: prepared.marker.clone() },
         };
         let (number, name, uid) = (self.number, self.name.clone(), self.caller.uid);
         BatchSummary { number, name, uid, subtree: self.subtree, state }
     }
 }
 
-/// An operation of a batch that was not committed as it was.
+/// An operation of a batch that was left out of the commit, or committed under another name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conflict {
     /// The directory of the name.

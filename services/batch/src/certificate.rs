@@ -1,5 +1,5 @@
-//! The certificate of a batch: the statement of the client about its tables, with which the trusted
-//! process verifies them without executing the operations (BatchFS, section II-F).
+//! The certificate of a batch: the statement of the client about its changes, with which the
+//! trusted process verifies them (BatchFS, section II-F).
 
 use std::hash::Hasher;
 
@@ -11,10 +11,22 @@ use crate::batch::BatchRecord;
 use crate::entry::damaged;
 
 /// The first bytes of a certificate, with the version of the format.
-const MAGIC: [u8; 16] = *b"QUELL PROOF 1\0\0\0";
+const MAGIC: [u8; 16] = *b"QUELL PROOF 2\0\0\0";
 
-/// A certificate. It does not grow with the number of new entries, because the tables are the
-/// sorted changes.
+/// The form in which a batch submits its changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProofForm {
+    /// Tables with the entries as the batch leaves them, and a certificate that also states the
+    /// entries of the snapshot which the batch has changed.
+    #[default]
+    Certificate,
+    /// The operation log, from which the trusted process makes these entries.
+    Log,
+}
+
+/// A certificate. It does not grow with the number of new entries, because the files
+/// that it names have the sorted changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Certificate {
     /// The random number of the store.
@@ -23,20 +35,24 @@ pub struct Certificate {
     pub batch: u64,
     /// The hash of the snapshot's tables ([`snapshot_hash`]).
     pub snapshot: u64,
-    /// The number of inode numbers up to the largest one that is in the tables.
+    /// The number of inode numbers from the first one of the batch to the largest one in the
+    /// changes.
     pub inodes_used: u64,
-    /// The tables, each greater than the one before.
+    /// The form of the changes.
+    pub form: ProofForm,
+    /// The tables, or the files of the log, in the ascending order of their keys.
     pub tables: Vec<CertifiedTable>,
-    /// The directories of the snapshot that were changed, in the order of their numbers.
+    /// The directories of the snapshot that were changed, in the order of their numbers. Empty for
+    /// a log, because its operations are executed on the snapshot.
     pub dirs: Vec<CertifiedDir>,
 }
 
-/// A table of a batch.
+/// A table of a batch, or a file of its log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CertifiedTable {
     /// The number of its file.
     pub number: u64,
-    /// The number of entries.
+    /// The number of entries, or of operations.
     pub entries: u64,
     /// The checksum of its footer.
     pub checksum: u64,
@@ -96,7 +112,7 @@ impl Certificate {
     /// Decodes a certificate.
     ///
     /// # Errors
-    /// `Damaged` if the bytes are none.
+    /// `Damaged` if the bytes are not an encoded certificate.
     pub fn decode(bytes: &[u8]) -> Result<Certificate> {
         let broken = || damaged("a certificate");
         let rest = bytes.strip_prefix(&MAGIC).ok_or_else(broken)?;

@@ -15,7 +15,7 @@ pub const XATTRS_BYTES_MAX: usize = 128 << 10;
 const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
-/// The largest size of a file, in bytes: that of Linux.
+/// The largest size of a file on Linux, in bytes.
 const SIZE_BYTES_MAX: u64 = i64::MAX as u64;
 
 /// A change of an inode. A field that is `None` is left unchanged. Each change sets the time of
@@ -71,7 +71,7 @@ pub enum DataChange {
 /// The new size of a file, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileSize {
-    /// This size.
+    /// Exactly this size.
     Exactly(u64),
     /// The present size, or this one if it is larger.
     GrownTo(u64),
@@ -105,8 +105,8 @@ impl InodeChange {
     /// Applies the change at the time `now`.
     ///
     /// # Errors
-    /// `InvalidInput` if the data of another node than a regular file would change, or a file would
-    /// become larger than 2^63 - 1; `Conflict` as described in [`DataChange`]; those of
+    /// `InvalidInput` if the data of a node that is not a regular file would change, or a file
+    /// would become larger than 2^63 - 1; `Conflict` as described in [`DataChange`]; the errors of
     /// [`Writable::set_xattr`](quell_vfs::Writable::set_xattr) for extended attributes. Then the
     /// inode is unchanged.
     pub fn apply(&self, inode: &mut Inode, now: Time) -> Result<()> {
@@ -145,7 +145,8 @@ impl InodeChange {
 }
 
 impl DataChange {
-    /// Returns the content, if it is another one, and the size of an inode after the change.
+    /// Returns the new content of an inode, or `None` if the content does not change, and the new
+    /// size.
     fn result(&self, inode: &Inode) -> Result<(Option<Content>, u64)> {
         match self {
             DataChange::Inline { writes, size_bytes, append } => {

@@ -1,15 +1,16 @@
-//! The commit of a batch: the verification of its changes, or of those of its parts one after the
-//! other, and then one change of the image.
+//! The commit of a batch: its changes, or the changes of each of its parts in turn, are verified,
+//! and then added to the image at once.
 
 use std::ops::Range;
 use std::sync::{Arc, RwLock};
 
 use quell_threads::{read_lock, write_lock};
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::{Error, ErrorKind, Result, Time};
 
 use crate::auxiliary::Auxiliary;
-use crate::batch::{BatchRecord, BatchState, Conflicts, PartState};
+use crate::batch::{BatchRecord, BatchState, Conflicts, Marker, PartState, Prepared};
 use crate::certificate::Certificate;
+use crate::entry::Timestamp;
 use crate::files::TableFiles;
 use crate::image::{Addition, Image};
 use crate::names::Names;
@@ -22,9 +23,13 @@ use crate::task::VerificationTask;
 use crate::verdict::Verdict;
 use crate::verify::{Submission, verify};
 
-/// A verification is repeated this many times if its directories change meanwhile; then it holds
-/// the lock.
+/// A verification without the lock of the image is tried this many times. If each time a directory
+/// that it has read changes meanwhile, the next verification holds the lock.
 const REPETITIONS: usize = 3;
+
+/// The largest number of directories in the two lists of a prepared batch. They take at most 10
+/// bytes each in the record of the batch, which is read together with those of all other batches.
+const RESERVED_DIRS_MAX: usize = 1 << 16;
 
 /// Receives the certificate of a batch, or of a part of one, and its tables.
 pub type SubmittedVisitor<'a> = dyn FnMut(&Certificate, &dyn TableFiles) -> Result<()> + 'a;
@@ -33,7 +38,7 @@ pub type SubmittedVisitor<'a> = dyn FnMut(&Certificate, &dyn TableFiles) -> Resu
 /// them to the visitor.
 pub type SubmittedChanges<'a> = dyn Fn(u64, &mut SubmittedVisitor<'_>) -> Result<()> + 'a;
 
-/// A batch that has not ended, and its parts that have not.
+/// A batch that has not ended, and those of its parts that have not ended.
 struct Records {
     batch: BatchRecord,
     parts: Vec<BatchRecord>,
@@ -56,13 +61,13 @@ impl Records {
 struct Base {
     refs: Vec<TableRef>,
     tables: TableSet,
-    /// The last change that it has.
+    /// The number of the last change that is part of this image.
     change: u64,
     /// The random number of the store.
     store: u128,
     files: Arc<dyn TableFiles>,
     cache: Arc<BlockCache>,
-    /// Keeps the tables, which an auxiliary server opens by their names.
+    /// Prevents the removal of the tables, which an auxiliary server opens by their names.
     _pins: TablePins,
 }
 
@@ -82,7 +87,7 @@ struct Current<'a> {
     base: &'a Base,
     refs: Vec<TableRef>,
     opened: TableSet,
-    /// The newest last.
+    /// The tables that are not opened yet, the newest last.
     unopened: Vec<TableRef>,
 }
 
@@ -111,6 +116,8 @@ struct Verifiers<'a> {
     auxiliary: Option<&'a dyn Auxiliary>,
     /// The certificates and tables, for a verification by this process.
     changes: &'a SubmittedChanges<'a>,
+    /// The present time.
+    now: Timestamp,
 }
 
 /// The results of the verification of all parts.
@@ -131,7 +138,7 @@ impl Verdicts {
         self.addition.tables.splice(0..0, addition.tables);
         self.addition.changed_dirs.extend(addition.changed_dirs);
         self.entries.push(entries);
-        // The number has the conflicts of earlier parts.
+        // The number includes the conflicts of earlier parts.
         self.conflicts.count = conflicts.count;
         self.conflicts.tables.extend(conflicts.tables);
         self.dirs.extend(dirs);
@@ -144,33 +151,40 @@ impl Verdicts {
     }
 }
 
-/// Verifies a batch and adds its changes to the image.
+/// Verifies a batch and adds its changes to the image. With a marker, the batch is only prepared,
+/// and [`publish`] adds its changes later.
 ///
 /// # Errors
-/// As for [`Primary::commit`](crate::Primary::commit).
+/// As for [`Primary::commit`](crate::Primary::commit) and
+/// [`Primary::prepare_by`](crate::Primary::prepare_by).
 pub(crate) fn commit(
     image: &RwLock<Names<Image>>,
     number: u64,
     changes: &SubmittedChanges<'_>,
     auxiliary: Option<&dyn Auxiliary>,
+    clock: fn() -> Time,
+    marker: Option<&Marker>,
 ) -> Result<BatchRecord> {
     let records = Records::read(&read_lock(image).0, number)?;
+    if let (Some(_), BatchState::Submitted { .. }) = (marker, &records.batch.state) {
+        return Err(ended("it is submitted, so it is committed without a transaction of blobs"));
+    }
     for _ in 0..REPETITIONS {
         // The verification needs no lock: the tables of the image never change.
         let base = Base::of(&mut write_lock(image).0)?;
-        let verdicts = verify_all(&records, base, Verifiers { auxiliary, changes })?;
+        let verdicts = verify_all(&records, base, Verifiers { auxiliary, changes, now: clock().into() })?;
         let mut names = write_lock(image);
         if !names.0.is_changed_since(verdicts.change, verdicts.dirs.iter().copied()) {
-            return add(&mut names.0, &records, verdicts);
+            return end(&mut names.0, &records, verdicts, marker);
         }
     }
     let mut names = write_lock(image);
     let base = Base::of(&mut names.0)?;
-    let verdicts = verify_all(&records, base, Verifiers { auxiliary: None, changes })?;
-    add(&mut names.0, &records, verdicts)
+    let verdicts = verify_all(&records, base, Verifiers { auxiliary: None, changes, now: clock().into() })?;
+    end(&mut names.0, &records, verdicts, marker)
 }
 
-/// Verifies the batch, or each of its parts against the image with the changes of those before it.
+/// Verifies the batch, or each of its parts against the image with the changes of the parts before.
 fn verify_all(records: &Records, base: Base, verifiers: Verifiers<'_>) -> Result<Verdicts> {
     let mut verdicts = Verdicts { change: base.change, ..Verdicts::default() };
     let verified = verify_each(records, &base, verifiers, &mut verdicts);
@@ -197,6 +211,7 @@ fn verify_each(
             earlier: earlier.clone(),
             conflicts: verdicts.conflicts.count,
             current: current.refs.clone(),
+            now: verifiers.now,
         };
         let by_auxiliary = verifiers.auxiliary.map(|auxiliary| auxiliary.verify(&task));
         let verified = match by_auxiliary.transpose().map(Option::flatten) {
@@ -215,8 +230,8 @@ fn verify_each(
     Ok(())
 }
 
-/// Verifies a batch, or a part of one, in this process. `snapshot` has its tables if they were
-/// opened already.
+/// Verifies a batch, or a part of one, in this process. `snapshot` is the snapshot if its tables
+/// were opened already.
 fn verify_here(
     task: &VerificationTask,
     current: &mut Current<'_>,
@@ -238,10 +253,11 @@ fn verify_here(
             earlier: &task.earlier,
             conflicts: task.conflicts,
             certificate,
-            tables: open_submitted(certificate, submitted, cache)?,
+            tables: open_submitted(&task.record, certificate, snapshot, submitted, cache)?,
             snapshot,
             current: current.clone(),
             store: task.store,
+            now: task.now,
             files: files.clone(),
         })?);
         Ok(())
@@ -257,7 +273,7 @@ fn of_part(number: u64, error: Error) -> Error {
     }
 }
 
-/// Returns the record of a batch that has not ended. A part is none.
+/// Returns the record of a batch that has not ended. Fails for a part of a batch.
 pub(crate) fn open_batch(image: &Image, number: u64) -> Result<BatchRecord> {
     let Some(record) = image.batch(number)? else {
         return Err(Error::new(ErrorKind::NotFound, "find batch", number.to_string()));
@@ -266,6 +282,10 @@ pub(crate) fn open_batch(image: &Image, number: u64) -> Result<BatchRecord> {
         BatchState::Open | BatchState::Submitted { .. } | BatchState::Refused { .. } => Ok(record),
         BatchState::Committed { .. } => Err(ended("it is committed already")),
         BatchState::Aborted => Err(ended("it was aborted")),
+        BatchState::Prepared(_) => Err(busy(
+            "it is prepared, and is published only if its transaction of blobs is committed; use \"quell batch \
+             commit\" or \"quell batch abort\" while the store has no server",
+        )),
         BatchState::Part { of, .. } => Err(ended(&format!("it is a part of batch {of}, which commits it"))),
     }
 }
@@ -277,25 +297,106 @@ pub(crate) fn open_parts(image: &Image, number: u64) -> Result<Vec<BatchRecord>>
     Ok(records)
 }
 
-fn add(image: &mut Image, records: &Records, verdicts: Verdicts) -> Result<BatchRecord> {
-    // It may have been aborted meanwhile.
+/// Adds the changes of a verified batch to the image, or prepares the batch if there is a marker.
+fn end(
+    image: &mut Image,
+    records: &Records,
+    verdicts: Verdicts,
+    marker: Option<&Marker>,
+) -> Result<BatchRecord> {
+    // The batch may have been aborted meanwhile.
     let now = Records::read(image, records.batch.number)?;
     if !now.parts.iter().map(|part| part.number).eq(records.parts.iter().map(|part| part.number)) {
         return Err(busy("a part has joined the batch, or was discarded, during the commit; repeat it"));
     }
-    let Verdicts { addition, entries, conflicts, .. } = verdicts;
-    let batch = now.batch;
-    if batch.is_atomic && conflicts.count > 0 {
-        return Err(busy(&format!(
-            "the batch has {} conflicts, and is to be committed as a whole",
-            conflicts.count
-        )));
+    let conflicts = verdicts.conflicts.count;
+    if (now.batch.is_atomic || marker.is_some()) && conflicts > 0 {
+        return Err(busy(&format!("the batch has {conflicts} conflicts, and is to be committed as a whole")));
     }
+    match marker {
+        Some(marker) => prepare(image, now.batch, verdicts, marker),
+        None => {
+            let Verdicts { addition, entries, conflicts, .. } = verdicts;
+            add(image, now, addition, &entries, conflicts)
+        }
+    }
+}
+
+fn prepare(
+    image: &mut Image,
+    batch: BatchRecord,
+    verdicts: Verdicts,
+    marker: &Marker,
+) -> Result<BatchRecord> {
+    let Verdicts { addition, entries, mut dirs, .. } = verdicts;
+    let Addition { tables, mut changed_dirs } = addition;
+    for list in [&mut dirs, &mut changed_dirs] {
+        list.sort_unstable();
+        list.dedup();
+    }
+    if dirs.len() + changed_dirs.len() > RESERVED_DIRS_MAX {
+        let reason = format!(
+            "the batch depends on more than {RESERVED_DIRS_MAX} existing directories, so it cannot be committed \
+             with a transaction of blobs"
+        );
+        let error = Error::new(ErrorKind::NoSpace, "prepare batch", batch.number.to_string());
+        return Err(Error { source: Some(reason.into()), ..error });
+    }
+    let prepared = Prepared { marker: marker.clone(), entries, tables, changed_dirs, dirs };
+    let record = BatchRecord { state: BatchState::Prepared(Box::new(prepared)), ..batch };
+    image.prepare(&record)?;
+    Ok(record)
+}
+
+/// Adds the changes of a prepared batch to the image.
+///
+/// # Errors
+/// As for [`Primary::publish`](crate::Primary::publish).
+pub(crate) fn publish(image: &mut Image, number: u64) -> Result<BatchRecord> {
+    let (batch, prepared) = prepared_batch(image, number)?;
+    let parts = if batch.has_parts() { open_parts(image, number)? } else { Vec::new() };
+    let Prepared { entries, tables, changed_dirs, .. } = prepared;
+    add(image, Records { batch, parts }, Addition { tables, changed_dirs }, &entries, Conflicts::default())
+}
+
+/// Makes a prepared batch an open one again.
+///
+/// # Errors
+/// As for [`Primary::withdraw`](crate::Primary::withdraw).
+pub(crate) fn withdraw(image: &mut Image, number: u64) -> Result<BatchRecord> {
+    let (batch, prepared) = prepared_batch(image, number)?;
+    let open = BatchRecord { state: BatchState::Open, ..batch };
+    image.withdraw(&open, &prepared.tables)?;
+    Ok(open)
+}
+
+fn prepared_batch(image: &Image, number: u64) -> Result<(BatchRecord, Prepared)> {
+    let Some(record) = image.batch(number)? else {
+        return Err(Error::new(ErrorKind::NotFound, "find batch", number.to_string()));
+    };
+    match &record.state {
+        BatchState::Prepared(prepared) => {
+            let prepared = (**prepared).clone();
+            Ok((record, prepared))
+        }
+        _ => Err(ended("it is not prepared")),
+    }
+}
+
+/// Adds the changes of a batch to the image. `entries` has the number of new entries of the batch,
+/// or of each part.
+fn add(
+    image: &mut Image,
+    records: Records,
+    addition: Addition,
+    entries: &[u64],
+    conflicts: Conflicts,
+) -> Result<BatchRecord> {
     let state = BatchState::Committed { entries: entries.iter().sum(), conflicts };
     // The snapshot is not needed any more.
-    let mut ended = vec![BatchRecord { state, snapshot: Vec::new(), ..batch }];
-    for (part, entries) in now.parts.into_iter().zip(entries) {
-        ended.push(end_part(part, PartState::Committed { entries }));
+    let mut ended = vec![BatchRecord { state, snapshot: Vec::new(), ..records.batch }];
+    for (part, entries) in records.parts.into_iter().zip(entries) {
+        ended.push(end_part(part, PartState::Committed { entries: *entries }));
     }
     image.add(addition, &ended)?;
     Ok(ended.swap_remove(0))

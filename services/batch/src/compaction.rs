@@ -1,4 +1,4 @@
-//! Merging of tables, so that a look-up asks few of them.
+//! Merges tables, so that a look-up reads few of them.
 
 use quell_vfs::Result;
 

@@ -1,4 +1,4 @@
-//! The interface between the rules of a name space and the place where its entries are stored.
+//! The interface between the rules of a name space and the storage of its entries.
 
 use quell_vfs::Result;
 
@@ -43,6 +43,6 @@ pub trait Entries {
     /// Waits until all changes survive a power failure.
     ///
     /// # Errors
-    /// Those of fsync(2); then each later change fails.
+    /// The errors of fsync(2); then each later change fails.
     fn sync(&mut self) -> Result<()>;
 }

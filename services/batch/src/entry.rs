@@ -9,8 +9,7 @@ pub const ROOT: u64 = 0;
 pub(crate) const LINKED: u64 = 1;
 /// The smallest inode number that a new entry can have.
 pub const FIRST_INODE: u64 = 2;
-/// The largest number of directories between the root and an entry. A longer path is that of a
-/// cycle.
+/// The largest number of directories between the root and an entry. A longer path contains a cycle.
 pub const DEPTH_MAX: usize = 1 << 16;
 /// The largest content that is stored in an inode, in bytes. A larger one is a file of the store.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
@@ -87,18 +86,18 @@ pub struct Xattr {
     pub value: Vec<u8>,
 }
 
-/// Data files with batch numbers from this one on are those of the synchronous mode of other users
-/// than the owner of the store: the number minus this one is the user.
+/// Batch numbers from this one on stand for the synchronous mode of users other than the owner of
+/// the store: the number minus this one is the ID of the user.
 pub const FILES_OF_USERS: u64 = 1 << 63;
 
-/// A data file of the store. Only the clients of its batch write to it. Others copy it first,
-/// so that the batch of a snapshot reads the bytes of the snapshot.
+/// A data file of the store. Only the clients of its batch write to it. Other clients copy it
+/// first, so that a batch reads the bytes of its snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DataFile {
     /// The number of the batch whose clients write to the file; 0 is the synchronous mode.
     pub batch: u64,
-    /// The inode number for which the file was created. It is that of the inode with this content,
-    /// except for a content that a conflict has left out, which is kept in another inode.
+    /// The inode number for which the file was created. The inode with this content has the same
+    /// number, except after a conflict: a content that was left out is kept in another inode.
     pub inode: u64,
     /// Distinguishes the data files of one batch and inode. It is 0, unless two clients have begun
     /// the file at the same time, or one has ended before the inode referred to it.
@@ -108,7 +107,8 @@ pub struct DataFile {
 /// The largest path of a file below the adopted tree, in bytes.
 pub const ADOPTED_PATH_BYTES_MAX: usize = 16 << 10;
 
-/// A file of the tree that a store has adopted, as it was then. It is only read.
+/// A file of the tree that a store has adopted, as it was at the time of the adoption. The file is
+/// only read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AdoptedFile {
     /// The path below the tree.
@@ -125,8 +125,8 @@ pub struct AdoptedFile {
 }
 
 impl AdoptedFile {
-    /// Returns whether the path can be one below a tree: its components are names, and its length
-    /// is within the limit.
+    /// Returns whether the path can be a path below a tree: its components are names, and its
+    /// length is within the limit.
     pub(crate) fn has_valid_path(&self) -> bool {
         let mut names = self.path.split(|byte| *byte == b'/');
         self.path.len() <= ADOPTED_PATH_BYTES_MAX && names.all(|name| check_name(name).is_ok())
@@ -167,12 +167,12 @@ impl Inode {
     /// Returns the kind of the node.
     ///
     /// # Errors
-    /// `Damaged` if the mode has none.
+    /// `Damaged` if the mode has no valid kind.
     pub fn kind(&self) -> Result<Kind> {
         Kind::from_mode(self.mode).ok_or_else(|| damaged("the type of a file"))
     }
 
-    /// Returns the attributes as the contract has them.
+    /// Returns the attributes in the form of the contract.
     ///
     /// # Errors
     /// `Damaged` if the mode has no kind.
@@ -203,7 +203,7 @@ impl Entry {
     /// Decodes an entry.
     ///
     /// # Errors
-    /// `Damaged` if the bytes are no entry.
+    /// `Damaged` if the bytes are not an encoded entry.
     pub fn decode(bytes: &[u8]) -> Result<Entry> {
         let Ok((entry, [])) = postcard::take_from_bytes(bytes) else { return Err(damaged("an entry")) };
         match &entry {
@@ -217,9 +217,9 @@ impl Entry {
     /// Returns the inode number of an encoded entry, without decoding the rest.
     ///
     /// # Errors
-    /// `Damaged` if the bytes have none.
+    /// `Damaged` if the bytes do not begin as an encoded entry.
     pub(crate) fn encoded_inode_number(bytes: &[u8]) -> Result<u64> {
-        // All kinds of entries begin with it, after the number of the kind.
+        // All kinds of entries begin with the number of the kind, and then the inode number.
         match postcard::take_from_bytes::<(u32, u64)>(bytes) {
             Ok(((_, number), _)) => Ok(number),
             Err(_) => Err(damaged("an entry")),
@@ -252,7 +252,7 @@ impl Entry {
     /// Returns the kind of the node.
     ///
     /// # Errors
-    /// `Damaged` if the mode has none.
+    /// `Damaged` if the mode has no valid kind.
     pub fn kind(&self) -> Result<Kind> {
         match self {
             Entry::Inode(inode) => inode.kind(),

@@ -13,15 +13,17 @@ use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, ConflictReason, Conflicts, PartState};
-use crate::certificate::{Certificate, CertifiedDir, CertifiedTable};
-use crate::entry::{AdoptedFile, Content, Entry, Inode, ROOT, Xattr};
+use crate::certificate::{Certificate, CertifiedDir, CertifiedTable, ProofForm};
+use crate::entry::{AdoptedFile, Content, DataFile, Entry, Inode, ROOT, Timestamp, Xattr};
 use crate::image::{Addition, Image};
 use crate::image_copy::ImageCopy;
 use crate::key::Key;
 use crate::names::Names;
+use crate::operations::fuzzing::{self as operations, Change};
 use crate::stored::{Description, decode, encode};
 use crate::table::{self, BlockCache, Table, TableLookups, TableWriter};
 use crate::table_ref::{TableRef, first_conflicts_of_batch, first_table_of_batch};
+use crate::table_set::TableSet;
 use crate::task::VerificationTask;
 use crate::verdict::Verdict;
 use crate::view::View;
@@ -110,7 +112,8 @@ pub fn check_verdict(bytes: &[u8]) {
 pub(crate) fn verification_task() -> VerificationTask {
     let record = seed_record();
     let current = [&[TableRef { number: 2, ..record.snapshot[0].clone() }], &record.snapshot[..]].concat();
-    VerificationTask { store: 1 << 100, batch: 3, earlier: Vec::new(), conflicts: 5, current, record }
+    let now = Timestamp(1_700_000_000, 5);
+    VerificationTask { store: 1 << 100, batch: 3, earlier: Vec::new(), conflicts: 5, current, now, record }
 }
 
 /// Returns a verdict about this batch.
@@ -139,6 +142,32 @@ fn seed_record() -> BatchRecord {
     }
 }
 
+/// Executes the operations of a block of a log. The entries that they make must be the same after
+/// they were stated as operations again.
+pub fn check_operations(bytes: &[u8]) {
+    let snapshot = small_snapshot();
+    let Ok(executed) = operations::execute(bytes, &snapshot) else { return };
+    let Ok(entries) = table::entries_of_block(&executed) else { return };
+    let with_before = entries.into_iter().map(|(key, value)| {
+        let before = snapshot.get(&key).expect("a table in memory can be read");
+        (key, value, before.filter(|before| !before.is_empty()))
+    });
+    let changes: Vec<_> = with_before.collect();
+    // The path of an adopted file was not checked yet.
+    let Ok(block) = operations::block_of(&changes) else { return };
+    let again = operations::execute(&block, &snapshot).expect("a block that was written can be executed");
+    let again = table::entries_of_block(&again).expect("the keys ascend");
+    let expected = changes.into_iter().map(|(key, value, _)| (key, value));
+    assert_eq!(again, expected.collect::<Vec<_>>());
+}
+
+/// Returns a snapshot with a directory and some files.
+fn small_snapshot() -> TableSet {
+    let bytes = table_of(&small_entries());
+    let table = Table::open(memory_file(&bytes), None, Arc::new(BlockCache::default()));
+    TableSet::new(vec![Arc::new(table.expect("a table"))])
+}
+
 /// Returns the bytes, with the checksum after the magic bytes corrected if `is_sealed` is set.
 fn sealed(bytes: &[u8], is_sealed: bool) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
@@ -164,8 +193,8 @@ fn entries_of(table: &Arc<Table>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     Ok(found)
 }
 
-/// Returns initial inputs: the fuzz target, a name, and the bytes.
-pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+/// Returns the inodes of a directory and of a file in it.
+fn small_inodes() -> (Inode, Inode) {
     let new = NewEntry { permissions: 0o755, uid: 1000, gid: 1000 };
     let (_, root) = Names::<Image>::new_root(new, Time { seconds: 1_700_000_000, nanoseconds: 5 });
     let Some(Entry::Inode(root)) = root else { unreachable!("the root directory has an inode") };
@@ -178,6 +207,68 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         xattrs: vec![Xattr { name: b"user.a".to_vec(), value: b"b".to_vec() }],
         ..root.clone()
     };
+    (root, file)
+}
+
+fn small_link() -> Entry {
+    Entry::Link { inode: 77, type_bits: 0o100_000 }
+}
+
+/// Returns the entries of a directory, and a removal.
+fn small_entries() -> Vec<(Key, Vec<u8>)> {
+    let (root, file) = small_inodes();
+    vec![
+        (Key::of_dir(ROOT), Entry::Inode(root).encode()),
+        (Key::of_name(ROOT, b"file"), Entry::Inode(file).encode()),
+        (Key::of_name(ROOT, b"link"), small_link().encode()),
+        (Key::of_name(ROOT, b"removed"), Vec::new()),
+    ]
+}
+
+/// Returns operations of all kinds on these entries.
+fn small_operations() -> Vec<Change> {
+    let (root, file) = small_inodes();
+    let (number, time) = (1 << 32, Timestamp(1_700_000_001, 7));
+    let before = Some(Entry::Inode(file.clone()).encode());
+    let touched = Inode { modified: time, changed: time, ..root.clone() };
+    let new = |number, name: &str| {
+        let (content, xattrs) = (Content::Empty, Vec::new());
+        let inode =
+            Inode { number, size_bytes: 0, content, xattrs, modified: time, changed: time, ..file.clone() };
+        (Key::of_name(ROOT, name.as_bytes()), Some(inode))
+    };
+    let mut changes = vec![
+        (Key::of_dir(ROOT), Some(Entry::Inode(touched)), Some(Entry::Inode(root.clone()).encode())),
+        (Key::of_name(ROOT, b"dir"), Some(Entry::Dir { inode: number }), None),
+        (
+            Key::of_name(ROOT, b"file"),
+            Some(Entry::Inode(Inode { mode: 0o100_600, changed: time, ..file.clone() })),
+            before,
+        ),
+        (Key::of_name(ROOT, b"link"), None, Some(small_link().encode())),
+    ];
+    for at in 1..4 {
+        let (key, inode) = new(number + at, &format!("new.{at}"));
+        changes.push((key, inode.map(Entry::Inode), None));
+    }
+    let (key, inode) = new(number + 9, "own");
+    let own = DataFile { batch: 3, inode: number + 9, version: 0 };
+    let own = inode.map(|inode| Inode { size_bytes: 1 << 20, content: Content::File(own), ..inode });
+    changes.push((key, own.map(Entry::Inode), None));
+    let parent = Content::Parent { dir: ROOT, name: b"dir".to_vec() };
+    let dir = Inode { number, content: parent, xattrs: Vec::new(), ..root };
+    changes.push((Key::of_dir(number), Some(Entry::Inode(dir)), None));
+    changes.push((Key::of_name(number, b"link"), Some(small_link()), None));
+    let encoded = |entry: Option<Entry>| entry.map_or(Vec::new(), |entry| entry.encode());
+    changes
+        .into_iter()
+        .map(|(key, value, before)| (key.as_bytes().to_vec(), encoded(value), before))
+        .collect()
+}
+
+/// Returns initial inputs: the fuzz target, a name, and the bytes.
+pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    let (root, file) = small_inodes();
     let original = AdoptedFile {
         path: b"dir/name".to_vec(),
         inode: 5,
@@ -186,7 +277,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         changed: root.changed,
     };
     let adopted = Inode { content: Content::Adopted(Box::new(original)), ..file.clone() };
-    let link = Entry::Link { inode: 77, type_bits: 0o100_000 }.encode();
+    let link = small_link().encode();
     let record = seed_record();
     let state = BatchState::Part { of: 2, state: PartState::Committed { entries: 300 } };
     let part = BatchRecord { state, ..record.clone() };
@@ -196,18 +287,16 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         batch: 3,
         snapshot: 9,
         inodes_used: 300,
+        form: ProofForm::Certificate,
         tables: vec![CertifiedTable { number: 1 << 32, entries: 1000, checksum: 11 }],
         dirs: vec![CertifiedDir { dir: ROOT, changes: 2, pre_image: 13 }],
     };
+    let of_log = Certificate { form: ProofForm::Log, dirs: Vec::new(), ..certificate.clone() };
     let conflict = Conflict { dir: ROOT, name: b"a".to_vec(), reason: ConflictReason::Exists, kept_as: None };
     let with = |choice: u8, bytes: &[u8]| [&[choice], bytes].concat();
-    let small = vec![
-        (Key::of_dir(ROOT), Entry::Inode(root).encode()),
-        (Key::of_name(ROOT, b"file"), Entry::Inode(file.clone()).encode()),
-        (Key::of_name(ROOT, b"link"), link.clone()),
-        (Key::of_name(ROOT, b"removed"), Vec::new()),
-    ];
-    // Several blocks, with a value that has one of its own.
+    let small = small_entries();
+    let block = operations::block_of(&small_operations()).expect("the values are entries");
+    // Several blocks. A large value has a block of its own.
     let mut large: Vec<_> =
         (0..200).map(|n| (Key::of_name(ROOT, format!("{n:03}").as_bytes()), link.repeat(20))).collect();
     large[100].1 = (0..20_000).map(|n: u32| ((n * n) >> 3) as u8).collect();
@@ -226,6 +315,8 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("batch_records", "conflict", encode(&conflict)),
         ("batch_certificates", "one", with(1, &certificate.encode())),
         ("batch_verdicts", "one", verdict().encode(record.number).expect("it is short")),
+        ("batch_certificates", "log", with(1, &of_log.encode())),
+        ("batch_operations", "block", block),
     ]
 }
 
@@ -256,6 +347,7 @@ mod tests {
             "batch_certificates" => check_certificate(rest, choice % 2 == 1),
             "batch_records" => check_records(bytes),
             "batch_verdicts" => check_verdict(bytes),
+            "batch_operations" => check_operations(bytes),
             other => panic!("no target {other}"),
         }
     }
@@ -272,13 +364,48 @@ mod tests {
                     bytes[at] = [0, 1, 0x7F, 0x80, 0xFF, random.number() as u8][random.below(6)];
                 }
                 // Most inputs with a wrong checksum are refused for it.
-                if !["batch_records", "batch_verdicts"].contains(&target) {
+                if !["batch_operations", "batch_records", "batch_verdicts"].contains(&target) {
                     bytes[0] = u8::from(!random.one_in(8));
                 }
                 bytes.truncate(bytes.len() - if random.one_in(8) { random.below(bytes.len()) } else { 0 });
                 check(target, &bytes);
             }
         }
+    }
+
+    #[test]
+    fn operations_make_the_entries_that_they_were_made_of() {
+        let changes = small_operations();
+        let executed =
+            operations::execute(&operations::block_of(&changes).unwrap(), &small_snapshot()).unwrap();
+        let expected: Vec<_> = changes.into_iter().map(|(key, value, _)| (key, value)).collect();
+        assert_eq!(table::entries_of_block(&executed).unwrap(), expected);
+        // A change needs the inode of the snapshot.
+        let block = operations::block_of(&small_operations()).unwrap();
+        assert!(operations::execute(&block, &TableSet::default()).is_err());
+    }
+
+    #[test]
+    fn a_block_whose_entries_would_be_too_large_is_refused() {
+        // Each operation of a few bytes makes an entry with 40,000 bytes of the snapshot.
+        let (_, file) = small_inodes();
+        let names: Vec<_> =
+            (0..30).map(|number| Key::of_name(ROOT, format!("{number:02}").as_bytes())).collect();
+        let content = Content::Inline(vec![b'x'; 40_000]);
+        let before = Entry::Inode(Inode { content, size_bytes: 40_000, ..file.clone() });
+        let pairs: Vec<_> = names.iter().map(|name| (name.clone(), before.encode())).collect();
+        let Entry::Inode(inode) = before.clone() else { unreachable!("it is an inode") };
+        let after = Entry::Inode(Inode { mode: 0o100_600, ..inode });
+        let change = |name: &Key| (name.as_bytes().to_vec(), after.encode(), Some(before.encode()));
+        let table =
+            Table::open(memory_file(&table_of(&pairs)), None, Arc::new(BlockCache::default())).unwrap();
+        let snapshot = TableSet::new(vec![Arc::new(table)]);
+        let block = |count: usize| {
+            operations::block_of(&names[..count].iter().map(change).collect::<Vec<_>>()).unwrap()
+        };
+        assert!(block(30).len() < 1000);
+        assert!(operations::execute(&block(20), &snapshot).is_ok());
+        assert!(operations::execute(&block(30), &snapshot).is_err());
     }
 
     #[test]

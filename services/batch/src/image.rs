@@ -8,17 +8,18 @@ use std::sync::Arc;
 use quell_kv::{Batch as Commit, KeyRange, KeyValue};
 use quell_vfs::{Error, ErrorKind, NewEntry, Result, Time};
 
-use crate::batch::BatchRecord;
+use crate::batch::{BatchRecord, BatchState};
 use crate::compaction::{merge, tables_to_merge};
 use crate::entries::{Entries, KeyChange};
 use crate::entry::Entry;
 use crate::files::TableFiles;
-use crate::image_copy::ImageCopy;
+use crate::image_copy::{ImageCopy, check_length_at_begin};
 use crate::initial::InitialTables;
 use crate::key::{Key, split};
 use crate::merge::{Merge, Source, list_merged};
 use crate::names::Names;
 use crate::pinned_tables::{PinnedTables, TablePins};
+use crate::reservations::Reservations;
 use crate::stored::{
     Description, ENTRY, IMAGE_KEY, Stored, batch_key, decode, encode, entry_key, put_entry, read_batches,
     sizes,
@@ -34,7 +35,7 @@ const ENTRIES_BYTES_MAX: usize = 12 << 20;
 /// The number of inode numbers that are reserved at a time for synchronous operations.
 const INODES_RESERVED: u64 = 1 << 20;
 
-/// The master image of a store. One process at a time has it.
+/// The master image of a store. One process at a time has it open.
 pub struct Image {
     store: Arc<dyn KeyValue>,
     files: Arc<dyn TableFiles>,
@@ -50,6 +51,8 @@ pub struct Image {
     change: u64,
     /// The last change of each directory since the image was opened.
     changed_dirs: HashMap<u64, u64>,
+    /// The directories that prepared batches reserve.
+    reservations: Reservations,
     pinned: PinnedTables,
 }
 
@@ -73,7 +76,7 @@ impl Image {
     /// Creates the image of a new store, with an empty root directory.
     ///
     /// # Errors
-    /// `Exists` if the key-value store has one; those of commits.
+    /// `Exists` if the key-value store already has an image; the errors of commits.
     pub fn create(store: &dyn KeyValue, number: u128, root: NewEntry, now: Time) -> Result<()> {
         if store.get(IMAGE_KEY)?.is_some() {
             return Err(Error::new(ErrorKind::Exists, "create a name space", ""));
@@ -86,7 +89,7 @@ impl Image {
         store.sync()
     }
 
-    /// Creates the image of a new store that begins with entries, which include the root directory.
+    /// Creates the image of a new store from initial entries, which include the root directory.
     ///
     /// # Errors
     /// As for [`create`](Self::create).
@@ -105,16 +108,16 @@ impl Image {
     /// Returns whether `store` has an image.
     ///
     /// # Errors
-    /// Those of reads.
+    /// The errors of reads.
     pub fn is_present(store: &dyn KeyValue) -> Result<bool> {
         Ok(store.get(IMAGE_KEY)?.is_some())
     }
 
-    /// Returns whether the image can be rebuilt from the copy of its description: not if it had no
-    /// tables yet.
+    /// Returns whether the image can be rebuilt from the copy of its description. It cannot if it
+    /// had no tables yet.
     ///
     /// # Errors
-    /// `Damaged`; those of reads.
+    /// `Damaged`; the errors of reads.
     pub fn can_be_rebuilt(files: &dyn TableFiles) -> Result<bool> {
         match files.copy()? {
             Some(copy) => Ok(!ImageCopy::decode(&copy)?.description.tables.is_empty()),
@@ -127,7 +130,7 @@ impl Image {
     /// lost.
     ///
     /// # Errors
-    /// `Exists` if `store` has an image; `NotFound` if there is no copy; `Damaged`; those of
+    /// `Exists` if `store` has an image; `NotFound` if there is no copy; `Damaged`; the errors of
     /// commits.
     pub fn rebuild(store: &dyn KeyValue, files: &dyn TableFiles) -> Result<()> {
         if store.get(IMAGE_KEY)?.is_some() {
@@ -148,7 +151,7 @@ impl Image {
     /// Opens the image.
     ///
     /// # Errors
-    /// `NotFound` if there is none; `Damaged`; those of the tables.
+    /// `NotFound` if there is none; `Damaged`; the errors of the tables.
     pub fn open(store: Arc<dyn KeyValue>, files: Arc<dyn TableFiles>) -> Result<Image> {
         let description = Description::read(&*store)?;
         let cache = Arc::new(BlockCache::default());
@@ -159,6 +162,12 @@ impl Image {
             entries_bytes += key.len() + value.len();
             true
         })?;
+        let mut reservations = Reservations::default();
+        for batch in read_batches(&*store)? {
+            if let BatchState::Prepared(prepared) = &batch.state {
+                reservations.insert(batch.number, prepared);
+            }
+        }
         let image = Image {
             store,
             files,
@@ -169,6 +178,7 @@ impl Image {
             entries_bytes,
             change: 1,
             changed_dirs: HashMap::new(),
+            reservations,
             pinned: PinnedTables::default(),
             description,
         };
@@ -208,13 +218,13 @@ impl Image {
     /// Writes the entries of the key-value store as a table, and returns the whole image as tables.
     ///
     /// # Errors
-    /// Those of files and commits. Then the image is as before.
+    /// The errors of files and commits. Then the image is as before.
     pub(crate) fn snapshot(&mut self) -> Result<(Vec<TableRef>, TableSet)> {
         self.flush()?;
         Ok((self.description.tables.clone(), self.tables.clone()))
     }
 
-    /// Keeps the files of tables until the value is dropped.
+    /// Prevents the removal of the files of tables until the returned value is dropped.
     pub(crate) fn pin_tables(&self, tables: &[TableRef]) -> TablePins {
         self.pinned.pin(tables)
     }
@@ -222,7 +232,7 @@ impl Image {
     /// Opens tables that a batch refers to.
     ///
     /// # Errors
-    /// Those of the tables.
+    /// The errors of the tables.
     pub(crate) fn open_tables(&self, tables: &[TableRef]) -> Result<TableSet> {
         TableSet::open(&*self.files, &self.cache, tables)
     }
@@ -250,7 +260,7 @@ impl Image {
         Merge::new(sources)
     }
 
-    /// Returns a number that no inode has, nor any greater one.
+    /// Returns the number of the next new inode. No inode has this number or a greater one.
     pub(crate) fn next_inode(&self) -> u64 {
         self.description.next_inode
     }
@@ -288,7 +298,9 @@ impl Image {
         let number = description.next_batch;
         description.next_batch += 1;
         let record = record(number, range);
-        self.write_copy(&description, std::slice::from_ref(&record))?;
+        let copy = self.copy_with(&description, std::slice::from_ref(&record))?;
+        check_length_at_begin(copy.len())?;
+        self.files.put_copy(&copy)?;
         self.store_description(description, with_records(std::slice::from_ref(&record)))?;
         self.store.sync()?;
         Ok(record)
@@ -316,12 +328,49 @@ impl Image {
         self.store.sync()
     }
 
-    /// Adds the changes of a batch, and replaces its record and those of its parts, atomically. The
-    /// work depends on the number of tables and of changes, not on the entries of the tables.
+    /// Makes the tables of a verified batch durable, stores its record, whose state is prepared,
+    /// and reserves its directories.
     ///
     /// # Errors
-    /// Those of files and commits. Then the image is as before.
+    /// `Busy` if another prepared batch depends on a directory that this one changes, or this one
+    /// on a directory that the other one changes; the errors of files and commits.
+    pub(crate) fn prepare(&mut self, record: &BatchRecord) -> Result<()> {
+        let BatchState::Prepared(prepared) = &record.state else { return self.put_batch(record) };
+        self.reservations.check_new(record.number, prepared)?;
+        for table in &prepared.tables {
+            open_table(&*self.files, &self.cache, table)?;
+        }
+        self.files.sync()?;
+        // After an error, the record may be stored nevertheless, so the reservation stays.
+        self.reservations.insert(record.number, prepared);
+        self.put_batch(record)
+    }
+
+    /// Replaces the record of a prepared batch by that of an open one, and ends the reservation of
+    /// its directories. `tables` are its tables, which are not needed any more.
+    ///
+    /// # Errors
+    /// The errors of files and commits. Then the batch is still prepared.
+    pub(crate) fn withdraw(&mut self, record: &BatchRecord, tables: &[TableRef]) -> Result<()> {
+        self.put_batch(record)?;
+        self.reservations.remove(record.number);
+        for table in tables {
+            // The next verification replaces a table that remains, or it is removed as garbage.
+            let _ = self.files.remove(table.number);
+        }
+        Ok(())
+    }
+
+    /// Adds the changes of a batch, and replaces the records of the batch and of its parts,
+    /// atomically. The first record is that of the batch. The work depends on the number of tables
+    /// and of changes, not on the entries of the tables.
+    ///
+    /// # Errors
+    /// `Busy` if another batch reserves one of the changed directories; the errors of files and
+    /// commits. Then the image is as before.
     pub(crate) fn add(&mut self, addition: Addition, records: &[BatchRecord]) -> Result<()> {
+        let number = records.first().map(|record| record.number);
+        self.reservations.check(number, &addition.changed_dirs)?;
         self.compact()?;
         // Entries of the key-value store are newer than all tables, so they become a table first.
         self.flush()?;
@@ -338,6 +387,9 @@ impl Image {
         self.store.sync()?;
         self.tables = tables;
         self.note_changes(dirs);
+        if let Some(number) = number {
+            self.reservations.remove(number);
+        }
         Ok(())
     }
 
@@ -376,7 +428,7 @@ impl Image {
     /// the snapshot of an open batch has.
     ///
     /// # Errors
-    /// Those of files and commits. Then the image is as before.
+    /// The errors of files and commits. Then the image is as before.
     pub(crate) fn compact(&mut self) -> Result<()> {
         let count = tables_to_merge(&self.description.tables);
         if count == 0 {
@@ -408,14 +460,15 @@ impl Image {
         self.unused_tables()?.into_iter().try_for_each(|number| self.files.remove(number))
     }
 
-    /// Returns the numbers of the tables that neither the image, nor the snapshot or the
-    /// verification of an open batch uses or reads.
+    /// Returns the numbers of the tables that are used neither by the image, nor by the snapshot or
+    /// the verification of an open batch.
     pub(crate) fn unused_tables(&self) -> Result<Vec<u64>> {
         let batches: Vec<BatchRecord> = self.batches()?;
         let open = || batches.iter().filter(|batch| !batch.state.has_ended());
         let snapshots = open().flat_map(|batch| &batch.snapshot);
         let conflicts = batches.iter().flat_map(BatchRecord::conflict_tables);
-        let used = self.description.tables.iter().chain(snapshots).chain(conflicts);
+        let prepared = batches.iter().flat_map(BatchRecord::prepared_tables);
+        let used = self.description.tables.iter().chain(snapshots).chain(conflicts).chain(prepared);
         let used: HashSet<u64> = used.map(|table| table.number).collect();
         // The verification of an open batch may be writing tables.
         let being_written: HashSet<u64> = open().map(|batch| batch.number).collect();
@@ -427,9 +480,9 @@ impl Image {
         Ok(numbers)
     }
 
-    /// Writes the copy of the description if it differs from it. It can be newer than the
-    /// description: after a power failure, the last commits to the key-value store are lost. Then
-    /// its tables would be removed, and their numbers used again.
+    /// Writes the copy of the description if the two differ. The copy can be newer than the
+    /// description: after a power failure, the last commits to the key-value store are lost. The
+    /// tables that only this copy names would then be removed, and their numbers used again.
     fn refresh_copy(&self) -> Result<()> {
         let copy = match self.files.copy()?.map(|bytes| ImageCopy::decode(&bytes)) {
             None if self.description.tables.is_empty() => return Ok(()),
@@ -449,13 +502,17 @@ impl Image {
     /// image can be rebuilt. It is written before a change of the tables or of a batch is
     /// committed, and before a table is removed, so that all tables of the copy exist.
     fn write_copy(&self, description: &Description, changed: &[BatchRecord]) -> Result<()> {
+        self.files.put_copy(&self.copy_with(description, changed)?)
+    }
+
+    fn copy_with(&self, description: &Description, changed: &[BatchRecord]) -> Result<Vec<u8>> {
         let mut batches = self.batches()?;
         let numbers: HashSet<u64> = changed.iter().map(|changed| changed.number).collect();
         batches.retain(|batch| !numbers.contains(&batch.number));
         batches.extend(changed.iter().cloned());
         batches.retain(|batch| !batch.state.has_ended());
         batches.sort_by_key(|batch| batch.number);
-        self.files.put_copy(&ImageCopy { description: description.clone(), batches }.encode())
+        Ok(ImageCopy { description: description.clone(), batches }.encode())
     }
 
     /// Commits a new description together with other changes.
@@ -498,11 +555,12 @@ impl Entries for Image {
     }
 
     fn apply(&mut self, changes: Vec<KeyChange>) -> Result<()> {
+        let dirs: Vec<u64> = changes.iter().filter_map(|(key, _)| dir_of(key)).collect();
+        self.reservations.check(None, &dirs)?;
         if self.entries >= ENTRIES_MAX || self.entries_bytes >= ENTRIES_BYTES_MAX {
             self.compact()?;
             self.flush()?;
         }
-        let dirs: Vec<u64> = changes.iter().filter_map(|(key, _)| dir_of(key)).collect();
         let (entries, bytes) = (changes.len(), sizes(&changes));
         let mut commit = Commit::with_capacity(changes.len());
         for change in changes {

@@ -46,10 +46,10 @@ impl InitialEntries {
         InitialEntries { files, memory, memory_bytes_max: memory_bytes, spilled: Vec::new(), next_table: 1 }
     }
 
-    /// Adds an entry. One that was added before at the same key is replaced.
+    /// Adds an entry. It replaces an entry that was added before with the same key.
     ///
     /// # Errors
-    /// Those of files.
+    /// The errors of files.
     pub fn add(&mut self, key: &Key, entry: &Entry) -> Result<()> {
         let value = entry.encode();
         let fits = self.memory.has_space(key.as_bytes(), &value);
@@ -64,7 +64,7 @@ impl InitialEntries {
     /// greater than the numbers of all inodes.
     ///
     /// # Errors
-    /// Those of files.
+    /// The errors of files.
     pub fn finish(mut self, next_inode: u64) -> Result<InitialTables> {
         let first_final = self.next_table;
         let files = self.files.clone();

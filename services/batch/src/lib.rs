@@ -1,8 +1,8 @@
 //! The name space of a store for batches of file operations (BatchFS).
 //!
-//! [`Names`] has the rules of a name space. [`Entries`] is the interface to the place where its
-//! entries are stored. [`NameSpace`] is the interface for frontends.
-//! docs/decisions/0038-batches.md has the design.
+//! [`Names`] has the rules of a name space. [`Entries`] is the interface to the storage of its
+//! entries. [`NameSpace`] is the interface for frontends. docs/decisions/0038-batches.md has the
+//! design.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -30,12 +30,14 @@ mod memtable;
 mod merge;
 mod name_space;
 mod names;
+mod operations;
 mod parts;
 mod permissions;
 mod pinned_tables;
 mod primary;
 mod private;
 mod protocol;
+mod reservations;
 mod snapshots;
 mod stored;
 mod submit;
@@ -52,10 +54,10 @@ mod view;
 
 pub use auxiliary::{Auxiliary, verify_task};
 pub use batch::{
-    BatchCaller, BatchRecord, BatchState, BatchSummary, Conflict, ConflictReason, Conflicts, Kept, PartState,
-    SummaryState,
+    BatchCaller, BatchRecord, BatchState, BatchSummary, Conflict, ConflictReason, Conflicts, Kept, Marker,
+    PartState, Prepared, SummaryState,
 };
-pub use certificate::{Certificate, CertifiedDir, CertifiedTable};
+pub use certificate::{Certificate, CertifiedDir, CertifiedTable, ProofForm};
 pub use change::{DataChange, FileSize, InodeChange, XATTRS_BYTES_MAX, XattrChange};
 pub use check::{Checked, Problem, ProblemKind, check_tables};
 pub use commit::{SubmittedChanges, SubmittedVisitor};
@@ -71,7 +73,8 @@ pub use initial::{InitialEntries, InitialTables};
 pub use key::{Key, split};
 pub use memory::MemoryEntries;
 pub use name_space::NameSpace;
-pub use names::{Found, Names, NewNode, Place, Removed, Renamed};
+pub use names::{FoundNode, Names, NewNode, Place, Removed, Renamed};
+pub use operations::OperationsWriter;
 pub use parts::NewPart;
 pub use primary::{AcceptedFile, DataFileVisitor, NewBatch, Primary};
 pub use private::{MEMORY_BYTES, NameVisitor, PrivateEntries};

@@ -1,4 +1,4 @@
-//! Entries in the memory of the process: for tests of what stands on a name space.
+//! Entries in the memory of the process, for tests of code that uses a name space.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -15,8 +15,8 @@ const BYTES_MAX: usize = 1 << 30;
 /// The number of entries that a list of a directory reads at a time.
 const PAGE_RECORDS: usize = 1024;
 
-/// Keys and values in memory. The bytes lie one after the other in one piece of memory; a table of
-/// hashes finds a key, and each directory has the list of its keys.
+/// Keys and values in memory. All bytes are in one buffer, one after the other. A hash table finds
+/// a key, and each directory has the list of its keys.
 #[derive(Debug, Default)]
 pub(crate) struct MemTable {
     bytes: Vec<u8>,
@@ -26,7 +26,7 @@ pub(crate) struct MemTable {
     dirs: BTreeMap<u64, Mutex<DirKeys>>,
 }
 
-/// The place of a key and its value in the bytes.
+/// The positions of a key and its value in the buffer.
 #[derive(Debug, Clone, Copy)]
 struct Record {
     key_at: u32,
@@ -131,7 +131,7 @@ impl MemTable {
         MemCopy { bytes: self.bytes.clone(), records: self.records.clone() }
     }
 
-    /// Removes all entries, and keeps the memory for others.
+    /// Removes all entries, and keeps the memory for new ones.
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         self.records.clear();
@@ -168,7 +168,7 @@ impl MemCopy {
     /// Passes all entries to `visit`, in the order of their keys. An empty value is a removal.
     ///
     /// # Errors
-    /// Those of `visit`.
+    /// The errors of `visit`.
     pub(crate) fn visit_sorted(mut self, mut visit: impl FnMut(&[u8], &[u8]) -> Result<()>) -> Result<()> {
         let bytes = &self.bytes;
         self.records.sort_unstable_by(|a, b| a.key(bytes).cmp(b.key(bytes)));
@@ -209,7 +209,7 @@ impl DirKeys {
     /// Returns the records in the order of their keys.
     fn sorted(&mut self, bytes: &[u8], records: &[Record]) -> &[u32] {
         if self.sorted < self.records.len() {
-            // A stable sort is fast for keys that are sorted in pieces.
+            // A stable sort is fast for keys that consist of a few sorted runs.
             self.records.sort_by(|a, b| key_of(bytes, records, *a).cmp(key_of(bytes, records, *b)));
             self.sorted = self.records.len();
         }

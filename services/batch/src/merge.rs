@@ -1,5 +1,5 @@
-//! The entries of several sorted sources as one: of several values of a key, the one of the newest
-//! source counts.
+//! Merges the entries of several sorted sources. If several sources have a value for a key, the
+//! value of the newest source is returned.
 
 use quell_vfs::Result;
 
@@ -55,7 +55,7 @@ impl<'a> Merge<'a> {
     /// Returns the entries of `sources`, of which the newest is the first.
     ///
     /// # Errors
-    /// Those of the sources.
+    /// The errors of the sources.
     pub(crate) fn new(sources: Vec<Box<dyn Source + 'a>>) -> Result<Merge<'a>> {
         let mut heads = Vec::with_capacity(sources.len());
         for mut source in sources {
@@ -70,7 +70,7 @@ impl<'a> Merge<'a> {
     /// Returns the next entry. An empty value is a removal.
     ///
     /// # Errors
-    /// Those of the sources.
+    /// The errors of the sources.
     pub(crate) fn next(&mut self) -> Result<Option<(&[u8], &[u8])>> {
         if let Some(passed) = self.passed.take() {
             // Older sources that have the same key are behind the newest one.
@@ -97,7 +97,7 @@ impl<'a> Merge<'a> {
     }
 }
 
-/// Passes the names of a directory from a merge that begins in it to `visit`.
+/// Passes the names of a directory to `visit`, from a merge that begins in this directory.
 pub(crate) fn list_merged(
     mut merge: Merge<'_>,
     dir: u64,

@@ -9,7 +9,7 @@ use quell_vfs::{Kind, NewEntry, Rename, Result, Time};
 use crate::change::InodeChange;
 use crate::entries::Entries;
 use crate::entry::Inode;
-use crate::names::{Found, Names, NewNode, Place, Removed, Renamed};
+use crate::names::{FoundNode, Names, NewNode, Place, Removed, Renamed};
 
 /// The operations of a name space, as [`Names`] describes them. All methods may be called by
 /// several threads at the same time; each is atomic.
@@ -17,22 +17,22 @@ pub trait NameSpace: Send + Sync {
     /// Returns whether several clients may use the name space at the same time.
     fn is_shared(&self) -> bool;
     /// See [`Names::lookup`].
-    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>>;
+    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>>;
     /// Returns the same as `lookup`, for a name in a path after which other names follow. The size
-    /// and the times of a directory may be those of an earlier state.
-    fn lookup_on_path(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+    /// and the times of a directory may be out of date.
+    fn lookup_on_path(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
         self.lookup(dir, name)
     }
     /// See [`Names::find`].
-    fn find(&self, number: u64, place: &Place) -> Result<Found>;
+    fn find(&self, number: u64, place: &Place) -> Result<FoundNode>;
     /// See [`Names::parent`].
     fn parent(&self, dir: u64) -> Result<(u64, Vec<u8>)>;
     /// See [`Names::list`]. `visit` must not call the name space.
     fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], u64, Kind) -> bool) -> Result<()>;
     /// See [`Names::create`].
-    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<Found>;
+    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<FoundNode>;
     /// See [`Names::link`].
-    fn link(&self, node: (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<Found>;
+    fn link(&self, node: (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<FoundNode>;
     /// See [`Names::remove`].
     fn remove(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed>;
     /// See [`Names::remove_dir`].
@@ -52,7 +52,7 @@ pub trait NameSpace: Send + Sync {
     /// Waits until all changes that have returned survive a power failure.
     ///
     /// # Errors
-    /// Those of fsync(2); then each later change fails.
+    /// The errors of fsync(2); then each later change fails.
     fn sync(&self) -> Result<()>;
 }
 
@@ -61,11 +61,11 @@ impl<E: Entries + Send + Sync> NameSpace for RwLock<Names<E>> {
         E::IS_SHARED
     }
 
-    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
         read_lock(self).lookup(dir, name)
     }
 
-    fn find(&self, number: u64, place: &Place) -> Result<Found> {
+    fn find(&self, number: u64, place: &Place) -> Result<FoundNode> {
         read_lock(self).find(number, place)
     }
 
@@ -77,11 +77,11 @@ impl<E: Entries + Send + Sync> NameSpace for RwLock<Names<E>> {
         read_lock(self).list(dir, after, visit)
     }
 
-    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<Found> {
+    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<FoundNode> {
         write_lock(self).create(dir, name, node, new, now)
     }
 
-    fn link(&self, node: (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<Found> {
+    fn link(&self, node: (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<FoundNode> {
         write_lock(self).link(node, dir, name, now)
     }
 

@@ -19,7 +19,7 @@ const LINKS_MAX: u32 = 65_000;
 /// The place where the inode of a node is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Place {
-    /// In the directory with this inode number itself.
+    /// In the directory with this inode number: the inode of the directory itself.
     Dir(u64),
     /// At this name of a directory: a node with one name, other than a directory.
     Name {
@@ -45,14 +45,14 @@ impl Place {
 
 /// A node that was found or created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Found {
+pub struct FoundNode {
     /// The place of its inode.
     pub place: Place,
     /// The inode.
     pub inode: Inode,
 }
 
-/// A node with one name less.
+/// A node of which a name was removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removed {
     /// The inode after the removal. `links` is 0 if no name is left.
@@ -98,8 +98,8 @@ impl<E: Entries> Names<E> {
     /// Returns the node of a name, or `None` if there is no such name.
     ///
     /// # Errors
-    /// `NotADirectory` if `dir` is none (any more); `NameTooLong`.
-    pub fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+    /// `NotADirectory` if `dir` is not a directory, or was removed; `NameTooLong`.
+    pub fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
         if name.len() > NAME_BYTES_MAX {
             return Err(Error::new(ErrorKind::NameTooLong, "look up", name));
         }
@@ -112,16 +112,16 @@ impl<E: Entries> Names<E> {
         }
     }
 
-    /// Returns a node and its place. `place` is where it was before; another client may have
-    /// renamed it, or given it another name, since.
+    /// Returns a node and its place. `place` is the place where it was found before. Another client
+    /// may have renamed the node, or given it another name, since.
     ///
     /// # Errors
     /// `Stale` if the node was removed.
-    pub fn find(&self, number: u64, place: &Place) -> Result<Found> {
+    pub fn find(&self, number: u64, place: &Place) -> Result<FoundNode> {
         let place = match place {
             Place::Name { .. } => match self.0.get(&place.key())? {
                 Some(Entry::Inode(inode)) if inode.number == number => {
-                    return Ok(Found { place: place.clone(), inode });
+                    return Ok(FoundNode { place: place.clone(), inode });
                 }
                 _ => Place::Linked(number),
             },
@@ -129,14 +129,14 @@ impl<E: Entries> Names<E> {
             Place::Linked(_) => Place::Linked(number),
         };
         let inode = self.inode(&place)?;
-        Ok(Found { place, inode })
+        Ok(FoundNode { place, inode })
     }
 
-    /// Returns the inode of a place. After a change by another client it may be another node than
-    /// before.
+    /// Returns the inode at a place. After a change by another client, it may belong to another
+    /// node than before.
     ///
     /// # Errors
-    /// `Stale` if there is none.
+    /// `Stale` if there is no inode at the place.
     pub fn inode(&self, place: &Place) -> Result<Inode> {
         match self.0.get(&place.key())? {
             Some(Entry::Inode(inode)) => Ok(inode),
@@ -159,7 +159,7 @@ impl<E: Entries> Names<E> {
     /// numbers and kinds, until it returns false.
     ///
     /// # Errors
-    /// Those of the stored entries.
+    /// The errors of the stored entries.
     pub fn list(
         &self,
         dir: u64,
@@ -180,7 +180,7 @@ impl<E: Entries> Names<E> {
     /// Creates a node.
     ///
     /// # Errors
-    /// `Exists`; `NotFound` if the directory was removed; those of `apply`.
+    /// `Exists`; `NotFound` if the directory was removed; the errors of `apply`.
     pub fn create(
         &mut self,
         dir: u64,
@@ -188,7 +188,7 @@ impl<E: Entries> Names<E> {
         node: NewNode,
         new: NewEntry,
         now: Time,
-    ) -> Result<Found> {
+    ) -> Result<FoundNode> {
         check_name(name)?;
         let mut parent = self.dir(dir, name)?;
         let key = Key::of_name(dir, name);
@@ -221,7 +221,7 @@ impl<E: Entries> Names<E> {
         changes.push(touched(dir, parent, now));
         self.0.apply(changes)?;
         let place = place.unwrap_or_else(|| Place::Name { dir, name: name.to_vec() });
-        Ok(Found { place, inode })
+        Ok(FoundNode { place, inode })
     }
 
     /// Gives the file `number` another name, and returns it at its new place. `place` is as for
@@ -236,9 +236,9 @@ impl<E: Entries> Names<E> {
         dir: u64,
         name: &[u8],
         now: Time,
-    ) -> Result<Found> {
+    ) -> Result<FoundNode> {
         check_name(name)?;
-        let Found { place, mut inode } = self.find(number, place)?;
+        let FoundNode { place, mut inode } = self.find(number, place)?;
         if inode.kind()? == Kind::Dir {
             return Err(Error::new(ErrorKind::Os(errno::EPERM), "link", name));
         }
@@ -260,10 +260,10 @@ impl<E: Entries> Names<E> {
         }
         changes.push((new_place.key(), Some(Entry::Inode(inode.clone()))));
         self.0.apply(changes)?;
-        Ok(Found { place: new_place, inode })
+        Ok(FoundNode { place: new_place, inode })
     }
 
-    /// Removes a name that is not of a directory.
+    /// Removes a name of a node other than a directory.
     ///
     /// # Errors
     /// `NotFound`, `IsADirectory`.
@@ -369,29 +369,29 @@ impl<E: Entries> Names<E> {
     /// [`find`](Self::find).
     ///
     /// # Errors
-    /// `Stale` if the node was removed; those of [`InodeChange::apply`].
+    /// `Stale` if the node was removed; the errors of [`InodeChange::apply`].
     pub fn change(
         &mut self,
         (number, place): (u64, &Place),
         change: &InodeChange,
         now: Time,
     ) -> Result<Inode> {
-        let Found { place, mut inode } = self.find(number, place)?;
+        let FoundNode { place, mut inode } = self.find(number, place)?;
         change.apply(&mut inode, now)?;
         self.0.apply(vec![(place.key(), Some(Entry::Inode(inode.clone())))])?;
         Ok(inode)
     }
 
-    fn found(&self, dir: u64, name: &[u8], entry: Entry) -> Result<Found> {
+    fn found(&self, dir: u64, name: &[u8], entry: Entry) -> Result<FoundNode> {
         let place = match entry {
             Entry::Inode(inode) => {
-                return Ok(Found { place: Place::Name { dir, name: name.to_vec() }, inode });
+                return Ok(FoundNode { place: Place::Name { dir, name: name.to_vec() }, inode });
             }
             Entry::Dir { inode } => Place::Dir(inode),
             Entry::Link { inode, .. } => Place::Linked(inode),
         };
         let inode = self.inode(&place)?;
-        Ok(Found { place, inode })
+        Ok(FoundNode { place, inode })
     }
 
     /// Returns the inode of a directory in which an entry is changed. Errors: `NotFound` if it was
@@ -421,7 +421,7 @@ impl<E: Entries> Names<E> {
         }
     }
 
-    /// Checks that a directory is neither `dir` nor above it.
+    /// Checks that the directory `moved` is neither `dir` nor above it.
     fn check_not_below(&self, moved: u64, mut dir: u64, name: &[u8]) -> Result<()> {
         for _ in 0..DEPTH_MAX {
             if dir == moved {
@@ -443,7 +443,7 @@ impl<E: Entries> Names<E> {
         entry: Entry,
         now: Time,
     ) -> Result<(Removed, Vec<KeyChange>)> {
-        let Found { place, mut inode } = self.found(dir, name, entry)?;
+        let FoundNode { place, mut inode } = self.found(dir, name, entry)?;
         inode.links = inode.links.saturating_sub(1);
         inode.changed = now.into();
         let mut changes = vec![(Key::of_name(dir, name), None)];
@@ -513,7 +513,8 @@ impl<E: Entries> Names<E> {
     }
 }
 
-/// Returns the attributes of a new entry, of which its directory determines some.
+/// Returns the attributes of a new entry: its directory may determine its group and set-group-ID
+/// bit.
 fn inherit(new: NewEntry, parent: &Inode, is_dir: bool) -> NewEntry {
     const SET_GROUP_ID: u32 = 0o2000;
     if parent.mode & SET_GROUP_ID == 0 {

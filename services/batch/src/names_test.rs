@@ -74,7 +74,7 @@ fn a_file_with_several_names_has_one_inode() {
     let linked = names.link((number, &file.place), ROOT, b"two", NOW).unwrap();
     assert_eq!((linked.inode.links, linked.inode.number), (2, file.inode.number));
     let change = InodeChange { permissions: Some(0o600), ..InodeChange::default() };
-    // The place of the file before the link is enough to find it.
+    // The file is also found with its place before the link.
     names.change((number, &file.place), &change, NOW).unwrap();
     for name in [&b"one"[..], b"two"] {
         let found = names.lookup(ROOT, name).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! The begin of a batch of several parts, and its parts.
+//! The parts of a batch: a part joins a batch, or is discarded, alone or with the batch.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ pub struct NewPart {
     pub batch: u64,
     /// The name of the part for users.
     pub name: String,
-    /// The user, who must be that of the batch.
+    /// The user, who must be the user of the batch.
     pub caller: BatchCaller,
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn join(image: &mut Image, new: NewPart, inodes: u64) -> Result<Batch
         return Err(failed(ErrorKind::InvalidInput, "it was not begun with `quell batch begin`"));
     }
     if batch.state != BatchState::Open {
-        return Err(failed(ErrorKind::InvalidInput, "it was committed, submitted or aborted"));
+        return Err(failed(ErrorKind::InvalidInput, "it was committed, submitted, refused or aborted"));
     }
     if batch.caller.uid != new.caller.uid {
         return Err(failed(ErrorKind::PermissionDenied, "it is a batch of another user"));

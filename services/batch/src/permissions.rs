@@ -58,7 +58,8 @@ impl BatchCaller {
         self.owns(inode) || is_file && !has_set_id && self.has_access(inode, READ | WRITE)
     }
 
-    /// Returns whether the caller may move a directory to another one: `..` in it changes.
+    /// Returns whether the caller may move a directory to another parent, which changes its entry
+    /// `..`.
     pub(crate) fn may_move(&self, dir: &Inode) -> bool {
         self.uid == dir.uid || self.has_access(dir, WRITE)
     }
@@ -69,7 +70,7 @@ impl BatchCaller {
     }
 
     /// Returns whether the caller, who may write to an inode, may change its extended attributes:
-    /// those of a sticky directory belong to its owner (xattr(7)).
+    /// only its owner may change those of a sticky directory (xattr(7)).
     pub(crate) fn may_change_xattrs(&self, inode: &Inode) -> bool {
         let is_sticky_dir = inode.mode & TYPE_BITS == DIR_BITS && inode.mode & STICKY != 0;
         self.owns(inode) || !is_sticky_dir
@@ -88,7 +89,8 @@ impl BatchCaller {
             true if !owns => without_set_id(before.mode),
             _ => before.mode,
         };
-        // So does one of the owner with the set-group-ID bit of a group of others.
+        // A write by the owner removes the set-group-ID bit if the owner is not in the group of the
+        // file.
         let keeps_set_group = is_content_changed
             && !self.is_in_group(after.gid)
             && without_set_id(after.mode) & SET_GROUP_ID != after.mode & SET_GROUP_ID;

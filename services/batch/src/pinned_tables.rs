@@ -8,11 +8,11 @@ use quell_threads::lock;
 
 use crate::table_ref::TableRef;
 
-/// The tables that are being read, and by how many verifications.
+/// The tables that are being read, and the number of verifications that read each of them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PinnedTables(Arc<Mutex<HashMap<u64, usize>>>);
 
-/// Keeps tables until it is dropped.
+/// Prevents the removal of tables until it is dropped.
 #[derive(Debug)]
 pub(crate) struct TablePins {
     pinned: PinnedTables,
@@ -20,7 +20,7 @@ pub(crate) struct TablePins {
 }
 
 impl PinnedTables {
-    /// Keeps these tables until the value is dropped.
+    /// Prevents the removal of these tables until the returned value is dropped.
     pub(crate) fn pin(&self, tables: &[TableRef]) -> TablePins {
         let numbers: Vec<u64> = tables.iter().map(|table| table.number).collect();
         let mut pinned = lock(&self.0);

@@ -2,16 +2,17 @@
 
 use std::ops::Range;
 use std::sync::{Arc, RwLock};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use quell_kv::KeyValue;
 use quell_threads::{read_lock, write_lock};
-use quell_vfs::{Error, ErrorKind, Kind, Result};
+use quell_vfs::{Error, ErrorKind, Kind, Result, Time};
 
 use crate::auxiliary::Auxiliary;
-use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, Conflicts};
+use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, Conflicts, Marker};
 use crate::certificate::Certificate;
 use crate::check::{Checked, Problem, check};
-use crate::commit::{SubmittedChanges, commit, ended, open_batch, open_parts};
+use crate::commit::{SubmittedChanges, commit, ended, open_batch, open_parts, publish, withdraw};
 use crate::commit_locks::{CommitGuard, CommitLocks};
 use crate::conflict_list;
 use crate::entries::Entries;
@@ -25,7 +26,8 @@ use crate::names::{Names, Place};
 use crate::parts::{NewPart, abort, abort_part, join};
 use crate::private::PrivateEntries;
 use crate::snapshots::{SnapshotSummary, summaries};
-use crate::table::TableWriter;
+use crate::submitted::open_submitted;
+use crate::table::{Table, TableWriter};
 use crate::table_ref::TableRef;
 use crate::user_names::{UserNames, check_changes_names};
 
@@ -41,6 +43,8 @@ const REASON_BYTES_MAX: usize = 1000;
 pub struct Primary {
     image: Arc<RwLock<Names<Image>>>,
     commits: CommitLocks,
+    /// Returns the present time.
+    clock: fn() -> Time,
 }
 
 /// Receives a data file, and the directory and the name of its inode.
@@ -49,7 +53,7 @@ pub type DataFileVisitor<'a> = dyn FnMut(DataFile, (u64, &[u8])) + 'a;
 /// The present state of a file of the adopted tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AcceptedFile {
-    /// Its path, its inode number, its size and its times.
+    /// The path, the inode number, the size and the times of the file.
     pub file: AdoptedFile,
     /// `st_mode`.
     pub mode: u32,
@@ -72,6 +76,11 @@ pub struct NewBatch {
     pub is_atomic: bool,
 }
 
+fn system_time() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
+}
+
 impl Primary {
     /// Opens the image of a store.
     ///
@@ -79,7 +88,13 @@ impl Primary {
     /// As for [`Image::open`].
     pub fn open(store: Arc<dyn KeyValue>, files: Arc<dyn TableFiles>) -> Result<Primary> {
         let image = Arc::new(RwLock::new(Names(Image::open(store, files)?)));
-        Ok(Primary { image, commits: CommitLocks::default() })
+        Ok(Primary { image, commits: CommitLocks::default(), clock: system_time })
+    }
+
+    /// Sets the clock with which the times that batches state are compared. By default it is the
+    /// clock of the system.
+    pub fn with_clock(self, clock: fn() -> Time) -> Primary {
+        Primary { clock, ..self }
     }
 
     /// Returns the master image, for synchronous operations.
@@ -92,9 +107,9 @@ impl Primary {
         Arc::new(UserNames::new(self.image.clone(), caller.clone()))
     }
 
-    /// Begins a batch of a user whose client is not trusted, as [`begin`](Self::begin) does. The
-    /// batch keeps others from beginning one in its tree, so the user must have the permission to
-    /// change the directory.
+    /// Begins a batch of a user whose client is not trusted, as [`begin`](Self::begin) does. While
+    /// the batch is open, others cannot begin a batch in its tree, so the user must have the
+    /// permission to change the directory.
     ///
     /// # Errors
     /// `PermissionDenied` without this permission; `Busy` also for the 65th open batch of the user;
@@ -117,12 +132,12 @@ impl Primary {
     ///
     /// # Errors
     /// `Busy` if another open batch changes the subtree, a part of it, or a tree that contains it;
-    /// `Stale` if the subtree does not exist; those of files and commits.
+    /// `Stale` if the subtree does not exist; the errors of files and commits.
     pub fn begin(&self, new: NewBatch) -> Result<BatchRecord> {
         begin(&mut write_lock(&self.image), new, INODES_OF_BATCH)
     }
 
-    /// Begins a batch whose changes are those of its parts, as [`begin`](Self::begin) does.
+    /// Begins a batch that consists of parts, as [`begin`](Self::begin) does.
     ///
     /// # Errors
     /// As for [`begin`](Self::begin).
@@ -133,9 +148,9 @@ impl Primary {
     /// Adds a part to an open batch that was begun for parts.
     ///
     /// # Errors
-    /// `NotFound` if there is no such batch; `InvalidInput` if it is not open, or has no parts;
-    /// `PermissionDenied` if it is one of another user; `NoSpace` if it has too many parts; those
-    /// of files and commits.
+    /// `NotFound` if there is no such batch; `InvalidInput` if it is not open, or was not begun for
+    /// parts; `PermissionDenied` if it belongs to another user; `NoSpace` if it has too many parts;
+    /// the errors of files and commits.
     pub fn join(&self, new: NewPart) -> Result<BatchRecord> {
         join(&mut write_lock(&self.image).0, new, INODES_OF_BATCH)
     }
@@ -149,12 +164,12 @@ impl Primary {
         open_parts(&read_lock(&self.image).0, number)
     }
 
-    /// Returns the private name space of a batch, whose tables are in `files`. There is one process
-    /// with it at a time. It keeps changes of about `memory_bytes` in memory, normally
+    /// Returns the private name space of a batch, whose tables are in `files`. Only one process at
+    /// a time may have it open. It keeps changes of about `memory_bytes` in memory, normally
     /// [`MEMORY_BYTES`](crate::MEMORY_BYTES).
     ///
     /// # Errors
-    /// Those of the tables of the snapshot.
+    /// The errors of the tables of the snapshot.
     pub fn private(
         &self,
         record: &BatchRecord,
@@ -167,7 +182,23 @@ impl Primary {
         Ok(Names(PrivateEntries::new(snapshot, record.inodes.clone(), files, cache, memory_bytes)))
     }
 
-    /// Waits until no other thread commits or aborts a batch, and keeps others from doing so until
+    /// Opens the tables that a batch has submitted, or its log as the tables of the entries that
+    /// its operations make. They are not verified.
+    ///
+    /// # Errors
+    /// `InvalidInput` or `Damaged` if the files do not match the certificate; the errors of files.
+    pub fn submitted_tables(
+        &self,
+        record: &BatchRecord,
+        certificate: &Certificate,
+        files: &dyn TableFiles,
+    ) -> Result<Vec<Arc<Table>>> {
+        let names = read_lock(&self.image);
+        let snapshot = names.0.open_tables(&record.snapshot)?;
+        open_submitted(record, certificate, &snapshot, files, names.0.cache())
+    }
+
+    /// Waits until no other thread commits or aborts the batch, and makes other threads wait until
     /// the guard is dropped.
     pub fn lock_commit(&self, batch: u64) -> CommitGuard<'_> {
         self.commits.lock(batch)
@@ -177,7 +208,8 @@ impl Primary {
     ///
     /// # Errors
     /// `NotFound` if there is no such batch; `InvalidInput` if it is refused, or not open any more;
-    /// `Busy` for an atomic batch with conflicts, which stays open; those of files and commits.
+    /// `Busy` for an atomic batch with conflicts, which stays open; the errors of files and
+    /// commits.
     pub fn commit(
         &self,
         number: u64,
@@ -191,17 +223,17 @@ impl Primary {
     /// the certificate and the tables of the batch, or of each of its parts.
     ///
     /// # Errors
-    /// As for [`commit`](Self::commit), and those of `changes`.
+    /// As for [`commit`](Self::commit), and the errors of `changes`.
     pub fn commit_with(
         &self,
         guard: &CommitGuard<'_>,
         changes: &SubmittedChanges<'_>,
     ) -> Result<BatchRecord> {
-        commit(&self.image, guard.batch(), changes, None)
+        commit(&self.image, guard.batch(), changes, None, self.clock, None)
     }
 
-    /// As [`commit_with`](Self::commit_with), by an auxiliary server if there is one. `changes` is
-    /// used only if this process verifies the batch itself.
+    /// As [`commit_with`](Self::commit_with), but an auxiliary server verifies the batch if there
+    /// is one. `changes` is used only if this process verifies the batch itself.
     ///
     /// # Errors
     /// As for [`commit_with`](Self::commit_with).
@@ -211,7 +243,47 @@ impl Primary {
         guard: &CommitGuard<'_>,
         changes: &SubmittedChanges<'_>,
     ) -> Result<BatchRecord> {
-        commit(&self.image, guard.batch(), changes, Some(auxiliary))
+        commit(&self.image, guard.batch(), changes, Some(auxiliary), self.clock, None)
+    }
+
+    /// Verifies a batch as [`commit_by`](Self::commit_by) does, and prepares it: its tables and its
+    /// record become durable. Then [`publish`](Self::publish) adds its changes to the image, or
+    /// [`withdraw`](Self::withdraw) makes it an open batch again, also after a crash. Until then,
+    /// changes of the directories on which the verification depends fail with `Busy`.
+    ///
+    /// # Errors
+    /// As for [`commit_with`](Self::commit_with); `InvalidInput` also for a submitted batch; `Busy`
+    /// also for a batch with conflicts that is not atomic, and if the batch or another prepared
+    /// batch depends on a directory that the other one changes; `NoSpace` if the batch depends on
+    /// too many directories. Then the batch is as before; after an error of the last commit of the
+    /// key-value store, it can be prepared.
+    pub fn prepare_by(
+        &self,
+        auxiliary: &dyn Auxiliary,
+        guard: &CommitGuard<'_>,
+        changes: &SubmittedChanges<'_>,
+        marker: &Marker,
+    ) -> Result<BatchRecord> {
+        commit(&self.image, guard.batch(), changes, Some(auxiliary), self.clock, Some(marker))
+    }
+
+    /// Adds the changes of a prepared batch to the image. The transaction of its marker must be
+    /// committed.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such batch; `InvalidInput` if it is not prepared; the errors of
+    /// files and commits. Then the batch is still prepared.
+    pub fn publish(&self, guard: &CommitGuard<'_>) -> Result<BatchRecord> {
+        publish(&mut write_lock(&self.image).0, guard.batch())
+    }
+
+    /// Makes a prepared batch an open one again. It must be impossible that the transaction of its
+    /// marker is committed.
+    ///
+    /// # Errors
+    /// As for [`publish`](Self::publish).
+    pub fn withdraw(&self, guard: &CommitGuard<'_>) -> Result<BatchRecord> {
+        withdraw(&mut write_lock(&self.image).0, guard.batch())
     }
 
     /// Marks a batch as submitted: it is to be committed before the image is used the next time.
@@ -260,8 +332,8 @@ impl Primary {
     /// Passes the conflicts of a batch that were not resolved to `visit`.
     ///
     /// # Errors
-    /// `NotFound` if there is no such batch; `InvalidInput` if it is not committed; `Damaged`;
-    /// those of files and of `visit`.
+    /// `NotFound` if there is no such batch; `InvalidInput` if it is not committed; `Damaged`; the
+    /// errors of files and of `visit`.
     pub fn conflicts(&self, number: u64, visit: &mut dyn FnMut(Conflict) -> Result<()>) -> Result<()> {
         let (list, files) = {
             let names = read_lock(&self.image);
@@ -313,7 +385,7 @@ impl Primary {
         Ok(())
     }
 
-    /// Discards the changes of a batch with those of its parts, or of one part.
+    /// Discards the changes of a batch and its parts, or of one part.
     ///
     /// # Errors
     /// As for [`commit`](Self::commit); `InvalidInput` also for a part of a submitted batch.
@@ -334,7 +406,16 @@ impl Primary {
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, "find batch", number.to_string()))
     }
 
-    /// Returns the records of all batches, in the order of their beginnings.
+    /// Returns the record of a batch that can be committed: an open, submitted or refused one.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such batch; `Busy` if it is prepared; `InvalidInput` if it has
+    /// ended, or if it is a part.
+    pub fn open_batch(&self, number: u64) -> Result<BatchRecord> {
+        open_batch(&read_lock(&self.image).0, number)
+    }
+
+    /// Returns the records of all batches, in the order in which they began.
     ///
     /// # Errors
     /// `Damaged`; the errors of reads.
@@ -342,7 +423,7 @@ impl Primary {
         read_lock(&self.image).0.batches()
     }
 
-    /// Returns the snapshots of the open batches, in the order of their beginnings.
+    /// Returns the snapshots of the open batches, in the order in which they began.
     ///
     /// # Errors
     /// `Damaged`; the errors of reads.
@@ -354,8 +435,8 @@ impl Primary {
         summaries(&image, &batches, &*files)
     }
 
-    /// Checks the entries of the image, passes each problem to `report`, and corrects those that
-    /// can be if `repairs` is set. Other operations wait meanwhile.
+    /// Checks the entries of the image, and passes each problem to `report`. If `repairs` is set,
+    /// the problems that can be corrected are corrected. Other operations wait meanwhile.
     ///
     /// # Errors
     /// `Damaged` if a table cannot be read; the errors of files and commits.
@@ -403,12 +484,12 @@ impl Primary {
     }
 
     /// Accepts the present state of a file of the adopted tree: its size, times, owner, group and
-    /// permissions become those of the inode at `key`, unless the content of the inode is not
-    /// `before` any more. The set-id bits are removed, because the bytes may be those of another
-    /// user.
+    /// permissions are copied to the inode at `key`, unless the content of the inode is not
+    /// `before` any more. The set-id bits are removed, because another user may have written the
+    /// bytes.
     ///
     /// # Errors
-    /// Those of reads and commits.
+    /// The errors of reads and commits.
     pub fn accept_adopted(&self, key: &Key, before: &AdoptedFile, accepted: AcceptedFile) -> Result<()> {
         const SET_ID: u32 = 0o6000;
         let AcceptedFile { file: present, mode, uid, gid } = accepted;
@@ -430,7 +511,7 @@ impl Primary {
     /// Returns the numbers of the tables that neither the image nor an open batch uses.
     ///
     /// # Errors
-    /// Those of files.
+    /// The errors of files.
     pub fn unused_tables(&self) -> Result<Vec<u64>> {
         read_lock(&self.image).0.unused_tables()
     }
@@ -452,6 +533,7 @@ fn begin(names: &mut Names<Image>, new: NewBatch, inodes: u64) -> Result<BatchRe
                 BatchState::Refused { .. } => {
                     "was submitted and refused, and changes a part of this tree; commit or abort it"
                 }
+                BatchState::Prepared(_) => "is prepared, and changes a part of this tree; commit or abort it",
                 _ => "is open and changes a part of this tree",
             };
             let reason = format!("batch {} ({}) {state}", other.number, other.name);
@@ -476,7 +558,7 @@ fn begin(names: &mut Names<Image>, new: NewBatch, inodes: u64) -> Result<BatchRe
     names.0.add_batch(inodes, record)
 }
 
-/// Returns the submitted batches: their places in the order, and their numbers.
+/// Returns the submitted batches: their positions in the order, and their numbers.
 fn submitted_in_order(image: &Image) -> Result<Vec<(u64, u64)>> {
     let of = |record: &BatchRecord| match record.state {
         BatchState::Submitted { order } => Some((order, record.number)),

@@ -1,7 +1,8 @@
 //! The private name space of a batch: the changes of a job over a snapshot of the master image.
 //!
 //! Changes are kept in memory up to a limit, and then in sorted tables in the directory of the
-//! batch. No server is asked: inode numbers come from a range that belongs to the batch.
+//! batch. Nothing is requested from a server: inode numbers come from a range that belongs to the
+//! batch.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ pub struct PrivateEntries {
     snapshot: TableSet,
     /// The tables of this batch.
     own: TableSet,
-    /// Their references, in the same order.
+    /// The references to these tables, in the same order.
     own_refs: Vec<TableRef>,
     memory: MemTable,
     memory_bytes_max: usize,
@@ -41,7 +42,7 @@ pub struct PrivateEntries {
     next_inode: u64,
     files: Arc<dyn TableFiles>,
     cache: Arc<BlockCache>,
-    /// It shows views of a batch of another process, and cannot be changed.
+    /// The name space shows views of a batch that another process changes, and is read-only.
     is_read_only: bool,
 }
 
@@ -77,11 +78,12 @@ impl PrivateEntries {
     }
 
     /// Returns the private name space of a batch whose record was received from a server. `image`
-    /// has the tables of the image, and `files` those of the batch. There is one process with it at
-    /// a time. It keeps changes of about `memory_bytes_max` in memory, normally [`MEMORY_BYTES`].
+    /// has the tables of the image, and `files` has the tables of the batch. Only one process at a
+    /// time may have the name space open. It keeps changes of about `memory_bytes_max` in memory,
+    /// normally [`MEMORY_BYTES`].
     ///
     /// # Errors
-    /// Those of the tables of the snapshot.
+    /// The errors of the tables of the snapshot.
     pub fn open(
         record: &BatchRecord,
         image: &dyn TableFiles,
@@ -99,7 +101,7 @@ impl PrivateEntries {
     /// [`open`](Self::open).
     ///
     /// # Errors
-    /// Those of the tables of the snapshot.
+    /// The errors of the tables of the snapshot.
     pub fn open_for_views(
         record: &BatchRecord,
         image: &dyn TableFiles,
@@ -114,7 +116,7 @@ impl PrivateEntries {
     /// removal.
     ///
     /// # Errors
-    /// Those of the tables and of `visit`.
+    /// The errors of the tables and of `visit`.
     pub(crate) fn changes(&self, mut visit: impl FnMut(&[u8], &[u8]) -> Result<()>) -> Result<()> {
         let memory: Box<dyn Source> = Box::new(InMemory(self.memory.entries()));
         let sources = std::iter::once(memory).chain(self.own.sources()).collect();
@@ -143,11 +145,11 @@ impl PrivateEntries {
         CopiedChanges { tables: self.own_refs.clone(), memory: self.memory.copy() }
     }
 
-    /// Becomes the state of a view of the batch, whose name space is in another process and is not
-    /// changed here.
+    /// Replaces the state by a view of the batch, whose name space another process changes.
     ///
     /// # Errors
-    /// `NotFound` if a newer view has replaced it; those of tables. Then the state is as before.
+    /// `NotFound` if a newer view has replaced `view`; the errors of tables. Then the state is as
+    /// before.
     pub fn show(&mut self, view: &View) -> Result<()> {
         let open = |table: &TableRef| {
             let known = self.own_refs.iter().position(|known| known == table);
@@ -162,7 +164,7 @@ impl PrivateEntries {
     /// the name, and whether it was removed.
     ///
     /// # Errors
-    /// Those of the tables and of `visit`.
+    /// The errors of the tables and of `visit`.
     pub fn changed_names(&self, visit: &mut NameVisitor<'_>) -> Result<()> {
         self.changes(|key, value| match split(key) {
             Some((dir, name)) if dir != LINKED && !name.is_empty() => match value {
@@ -177,7 +179,7 @@ impl PrivateEntries {
     /// if the snapshot has no such directory.
     ///
     /// # Errors
-    /// Those of the tables.
+    /// The errors of the tables.
     pub fn parent_in_snapshot(&self, dir: u64) -> Result<Option<(u64, Vec<u8>)>> {
         let Some(value) = self.in_snapshot(Key::of_dir(dir).as_bytes())? else { return Ok(None) };
         match Entry::decode(&value)? {

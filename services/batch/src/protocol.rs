@@ -8,23 +8,25 @@ use serde::{Deserialize, Serialize};
 use crate::batch::{BatchCaller, BatchRecord, BatchSummary, Conflict};
 use crate::change::{DataChange, InodeChange};
 use crate::entry::{Content, INLINE_BYTES_MAX, Inode, Timestamp};
-use crate::names::{Found, NewNode, Place, Removed, Renamed};
+use crate::names::{FoundNode, NewNode, Place, Removed, Renamed};
 use crate::snapshots::SnapshotSummary;
 use crate::task::VerificationTask;
 use crate::verdict::VERDICT_BYTES_MAX;
 
-/// The version of the protocol.
-pub const PROTOCOL: u32 = 1;
-/// The largest length of the target of a symbolic link, in bytes: that of Linux.
+/// The version of the protocol, and of the rules of the verification: an auxiliary server must not
+/// verify the batches of a primary server that has other rules.
+pub const PROTOCOL: u32 = 2;
+/// The largest length of the target of a symbolic link on Linux, in bytes.
 const TARGET_BYTES_MAX: usize = 4095;
 /// The largest length of the name of a batch, in bytes.
 const BATCH_NAME_BYTES_MAX: usize = 255;
 /// The largest length of the name of an auxiliary server, in bytes.
 const AUXILIARY_NAME_BYTES_MAX: usize = 255;
-/// The largest number of groups of a caller: that of Linux.
+/// The largest number of supplementary groups of a process on Linux.
 const GROUPS_MAX: usize = 65_536;
 
-/// A request of a client. The operations on names are those of [`NameSpace`](crate::NameSpace).
+/// A request of a client. The requests on names correspond to the methods of
+/// [`NameSpace`](crate::NameSpace).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // docs/formats/batch-protocol.md has the fields
 pub enum Request {
@@ -67,7 +69,7 @@ pub enum VerificationResult {
 /// An auxiliary server that is connected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuxiliarySummary {
-    /// The name that it has given itself.
+    /// The name that the auxiliary server has given itself.
     pub name: String,
     /// The number of the batch or part that it verifies at present.
     pub batch: Option<u64>,
@@ -120,12 +122,12 @@ pub enum Reply {
         store: u128,
     },
     Failed(Failure),
-    Found(Option<Found>),
+    Found(Option<FoundNode>),
     Parent {
         dir: u64,
         name: Bytes,
     },
-    /// The next names of a directory, and whether there are no later ones.
+    /// The next names of a directory, and whether they are the last ones.
     Names {
         names: Vec<ListedName>,
         is_last: bool,
@@ -137,7 +139,7 @@ pub enum Reply {
     /// A batch that has begun.
     Begun(BatchRecord),
     Batch(BatchSummary),
-    /// The next batches, and whether there are no later ones.
+    /// The next batches, and whether they are the last ones.
     Batches {
         batches: Vec<BatchSummary>,
         is_last: bool,
@@ -147,7 +149,7 @@ pub enum Reply {
         is_last: bool,
     },
     Counters(Vec<(String, u64)>),
-    /// The next snapshots, and whether there are no later ones.
+    /// The next snapshots, and whether they are the last ones.
     Snapshots {
         snapshots: Vec<SnapshotSummary>,
         is_last: bool,
@@ -205,7 +207,7 @@ impl Request {
             | Request::Snapshots { .. }
             | Request::Submit { .. }
             | Request::AuxiliaryServers => true,
-            // Too long a name is an error of the name space.
+            // The name space returns the error for a name that is too long.
             Request::Lookup { .. } | Request::Remove { .. } | Request::RemoveDir { .. } => true,
             Request::Find { place, .. } | Request::Link { place, .. } => is_place(place),
             Request::List { after, .. } => after.0.len() <= NAME_BYTES_MAX,
@@ -228,7 +230,7 @@ impl Request {
         }
     }
 
-    /// Sets the time of a change, in place of that of the client's clock.
+    /// Sets the time of a change, which the client has taken from its own clock.
     pub fn set_time(&mut self, time: Timestamp) {
         match self {
             Request::Create { now, .. }

@@ -35,8 +35,9 @@ pub struct SnapshotSummary {
     pub own_bytes: u64,
 }
 
-/// Returns the snapshots of the open batches of `batches`, in their order. A part has that of its
-/// batch, so it is left out. `image` has the tables of the image, whose files are in `files`.
+/// Returns the snapshots of the open batches of `batches`, in their order. A part has the snapshot
+/// of its batch, so parts are left out. `image` has the tables of the image, whose files are in
+/// `files`.
 pub(crate) fn summaries(
     image: &[TableRef],
     batches: &[BatchRecord],
@@ -67,8 +68,8 @@ pub(crate) fn summaries(
     Ok(found)
 }
 
-/// Returns the time at which the newest table of a snapshot was written. `None` if it was removed:
-/// then the batch has ended meanwhile.
+/// Returns the time at which the newest table of a snapshot was written. `None` if the table was
+/// removed, because the batch has ended meanwhile.
 fn written(snapshot: &[TableRef], files: &dyn TableFiles) -> Result<Option<Timestamp>> {
     // The image has the entry of the root directory, so a snapshot has a table.
     let Some(newest) = snapshot.first() else { return Ok(None) };

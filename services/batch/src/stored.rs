@@ -25,8 +25,8 @@ const VERSION: u32 = 1;
 /// The number of entries of a list that are read from the key-value store at a time.
 const PAGE_ENTRIES: usize = 1024;
 
-/// The numbers that are left out when the image is rebuilt from a copy of its description: more
-/// than are given between two copies.
+/// The number of inode and table numbers that are skipped when the image is rebuilt from a copy of
+/// its description. Fewer are assigned between two copies.
 const NUMBERS_AFTER_LOSS: u64 = 1 << 24;
 
 /// The description of the image.
@@ -58,7 +58,7 @@ impl Description {
     /// Returns the description of the image in `store`.
     ///
     /// # Errors
-    /// `NotFound` if there is none; `Damaged`.
+    /// `NotFound` if there is no image; `Damaged`.
     pub(crate) fn read(store: &dyn KeyValue) -> Result<Description> {
         let Some(value) = store.get(IMAGE_KEY)? else {
             return Err(Error::new(ErrorKind::NotFound, "open a name space", ""));
@@ -76,8 +76,8 @@ impl Description {
         [self.next_inode, self.next_table, self.next_batch].iter().all(|number| *number < 1 << 62)
     }
 
-    /// Returns whether the numbers that were given between this description and a later one are few
-    /// enough for [`after_loss`](Self::after_loss).
+    /// Returns whether the numbers that were assigned between this description and a later one are
+    /// few enough for [`after_loss`](Self::after_loss).
     pub(crate) fn has_few_numbers_less_than(&self, later: &Description) -> bool {
         let few = |from: u64, to: u64| to.saturating_sub(from) < NUMBERS_AFTER_LOSS / 2;
         self.next_batch >= later.next_batch
@@ -85,8 +85,8 @@ impl Description {
             && few(self.next_table, later.next_table)
     }
 
-    /// Returns the description that follows this one if the numbers of inodes and tables that were
-    /// given since are not known any more.
+    /// Returns this description for a rebuilt image. It skips the numbers of inodes and tables that
+    /// may have been assigned since.
     pub(crate) fn after_loss(self) -> Description {
         Description {
             next_inode: self.next_inode + NUMBERS_AFTER_LOSS,

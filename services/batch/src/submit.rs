@@ -1,39 +1,47 @@
-//! The end of a private name space: its sorted tables and its certificate.
+//! The end of a private name space: its sorted changes, in one of two forms, and its certificate.
 
 use quell_vfs::Result;
 
 use crate::batch::BatchRecord;
-use crate::certificate::{Certificate, CertifiedTable, PreImage, snapshot_hash};
+use crate::certificate::{Certificate, CertifiedTable, PreImage, ProofForm, snapshot_hash};
 use crate::entry::Entry;
 use crate::files::TableFiles;
 use crate::key::split;
+use crate::operations::OperationsWriter;
 use crate::private::PrivateEntries;
 use crate::table::TableWriter;
 
-/// A table is ended when it has this many bytes.
-const TABLE_BYTES: u64 = 64 << 20;
-/// The numbers of the tables that are submitted begin here, above those that were written while the
-/// batch was open. Each attempt has numbers of its own, so that the tables of the last certificate
+/// A file is ended when it has this many bytes.
+const FILE_BYTES: u64 = 64 << 20;
+/// The numbers of the files that are submitted begin here, above those that were written while the
+/// batch was open. Each attempt has numbers of its own, so that the files of the last certificate
 /// stay until the next one is complete.
-const FIRST_TABLE: u64 = 1 << 32;
-const TABLES_OF_ATTEMPT: u64 = 1 << 20;
+const FIRST_FILE: u64 = 1 << 32;
+const FILES_OF_ATTEMPT: u64 = 1 << 20;
 
 impl PrivateEntries {
-    /// Writes all changes as sorted tables, and returns their certificate. `attempt` is the number
-    /// of earlier attempts.
+    /// Writes all changes in one of the forms, in the order of their keys, and returns their
+    /// certificate. `attempt` is the number of earlier attempts.
+    ///
+    /// The log has no history of single operations. The operations on one entry are combined while
+    /// the batch runs: each replaces the state that the previous one has left, and only the last
+    /// state is compared with the snapshot here.
     ///
     /// # Errors
-    /// Those of files. The private name space is unchanged, so this can be repeated.
+    /// The errors of files. The private name space is unchanged, so this can be repeated.
     pub fn submit(
         &self,
         store: u128,
         record: &BatchRecord,
         files: &dyn TableFiles,
+        form: ProofForm,
         attempt: u64,
     ) -> Result<Certificate> {
-        let mut tables = Tables {
+        let mut changes = Changes {
             files,
-            next: FIRST_TABLE + attempt * TABLES_OF_ATTEMPT,
+            form,
+            batch: record.number,
+            next: FIRST_FILE + attempt * FILES_OF_ATTEMPT,
             writer: None,
             written: Vec::new(),
         };
@@ -49,12 +57,15 @@ impl PrivateEntries {
                 }
             }
             if self.is_own_dir(key) {
-                // What the batch has created and removed again is not submitted.
-                return if value.is_empty() { Ok(()) } else { tables.add(key, value) };
+                // An entry that the batch has created and removed again is not submitted.
+                return if value.is_empty() { Ok(()) } else { changes.add(key, value, None) };
             }
             let before = self.in_snapshot(key)?;
             if value == before.as_deref().unwrap_or_default() {
                 return Ok(()); // no change
+            }
+            if form == ProofForm::Log {
+                return changes.add(key, value, before.as_deref());
             }
             if current.as_ref().is_none_or(|(last, _)| *last != dir) {
                 dirs.extend(current.take().map(|(last, pre_image)| pre_image.finish(last)));
@@ -62,44 +73,77 @@ impl PrivateEntries {
             }
             let (_, pre_image) = current.as_mut().expect("it was set above");
             pre_image.add(name, before.as_deref());
-            tables.add(key, value)
+            changes.add(key, value, None)
         })?;
         dirs.extend(current.take().map(|(last, pre_image)| pre_image.finish(last)));
-        tables.end_table()?;
+        changes.end_file()?;
         files.sync()?;
         Ok(Certificate {
             store,
             batch: record.number,
             snapshot: snapshot_hash(record),
             inodes_used,
-            tables: tables.written,
+            form,
+            tables: changes.written,
             dirs,
         })
     }
 }
 
-/// The tables that are being written.
-struct Tables<'a> {
+/// The files of changes that are being written.
+struct Changes<'a> {
     files: &'a dyn TableFiles,
+    form: ProofForm,
+    /// The number of the batch.
+    batch: u64,
     next: u64,
-    writer: Option<TableWriter>,
+    writer: Option<Writer>,
     written: Vec<CertifiedTable>,
 }
 
-impl Tables<'_> {
-    fn add(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        if self.writer.as_ref().is_some_and(|writer| writer.bytes() >= TABLE_BYTES) {
-            self.end_table()?;
+/// A file of changes that is being written.
+enum Writer {
+    Table(TableWriter),
+    Log(Box<OperationsWriter>),
+}
+
+impl Writer {
+    fn bytes(&self) -> u64 {
+        match self {
+            Writer::Table(table) => table.bytes(),
+            Writer::Log(log) => log.bytes(),
         }
-        if self.writer.is_none() {
-            self.writer = Some(TableWriter::new(self.files.create(self.next)?));
+    }
+}
+
+impl Changes<'_> {
+    /// Adds the change of an entry. A log also needs the entry of the snapshot.
+    fn add(&mut self, key: &[u8], value: &[u8], before: Option<&[u8]>) -> Result<()> {
+        if self.writer.as_ref().is_some_and(|writer| writer.bytes() >= FILE_BYTES) {
+            self.end_file()?;
         }
-        self.writer.as_mut().expect("it was set above").add(key, value)
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            None => {
+                let file = self.files.create(self.next)?;
+                self.writer.insert(match self.form {
+                    ProofForm::Certificate => Writer::Table(TableWriter::new(file)),
+                    ProofForm::Log => Writer::Log(Box::new(OperationsWriter::new(file, self.batch))),
+                })
+            }
+        };
+        match writer {
+            Writer::Table(table) => table.add(key, value),
+            Writer::Log(log) => log.add(key, value, before),
+        }
     }
 
-    fn end_table(&mut self) -> Result<()> {
+    fn end_file(&mut self) -> Result<()> {
         if let Some(writer) = self.writer.take() {
-            let summary = writer.finish_synced(self.files, self.next)?;
+            let summary = match writer {
+                Writer::Table(table) => table.finish_synced(self.files, self.next)?,
+                Writer::Log(log) => log.finish_synced(self.files, self.next)?,
+            };
             let (entries, checksum) = (summary.entries, summary.checksum);
             self.written.push(CertifiedTable { number: self.next, entries, checksum });
             self.next += 1;

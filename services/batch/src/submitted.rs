@@ -1,21 +1,27 @@
-//! The tables of a batch, as a verification opens them.
+//! The tables of a batch, or the files of its log, as a verification opens them.
 
 use std::sync::Arc;
 
 use quell_vfs::{Error, ErrorKind, Result};
 
-use crate::certificate::Certificate;
+use crate::batch::BatchRecord;
+use crate::certificate::{Certificate, ProofForm};
 use crate::files::TableFiles;
+use crate::operations;
 use crate::table::{BlockCache, Table};
+use crate::table_set::TableSet;
 
 /// The largest number of tables of a batch, or of a part of one.
 const TABLES_MAX: usize = 4096;
 /// The largest total length of the footers of these tables, in bytes.
 const FOOTERS_BYTES_MAX: u64 = 256 << 20;
 
-/// Opens the tables of a batch, whose number and whose descriptions are bounded.
+/// Opens the tables of a batch, or the files of its log. Their number and the length of their
+/// footers are limited.
 pub(crate) fn open_submitted(
+    record: &BatchRecord,
     certificate: &Certificate,
+    snapshot: &TableSet,
     files: &dyn TableFiles,
     cache: &Arc<BlockCache>,
 ) -> Result<Vec<Arc<Table>>> {
@@ -30,7 +36,11 @@ pub(crate) fn open_submitted(
     let mut footer_bytes = 0;
     let mut tables = Vec::with_capacity(certificate.tables.len());
     for stated in &certificate.tables {
-        let table = Table::open(files.open(stated.number)?, Some(stated.checksum), cache.clone())?;
+        let (file, checksum) = (files.open(stated.number)?, Some(stated.checksum));
+        let table = match certificate.form {
+            ProofForm::Certificate => Table::open(file, checksum, cache.clone())?,
+            ProofForm::Log => operations::open(file, record, snapshot, checksum, cache.clone())?,
+        };
         footer_bytes += table.footer_bytes();
         if footer_bytes > FOOTERS_BYTES_MAX {
             return Err(refuse("the descriptions of its tables are too long"));
@@ -38,4 +48,26 @@ pub(crate) fn open_submitted(
         tables.push(Arc::new(table));
     }
     Ok(tables)
+}
+
+impl Certificate {
+    /// Checks that the files which the certificate names can be opened and, if `reads_all` is set,
+    /// reads them to the end. Their entries are not verified.
+    ///
+    /// # Errors
+    /// `Damaged`; the errors of files.
+    pub fn check_files(&self, files: &dyn TableFiles, reads_all: bool) -> Result<()> {
+        let cache = Arc::new(BlockCache::default());
+        for stated in &self.tables {
+            let (file, checksum) = (files.open(stated.number)?, Some(stated.checksum));
+            let table = match self.form {
+                ProofForm::Certificate => Table::open(file, checksum, cache.clone())?,
+                ProofForm::Log => operations::open_unexecuted(file, checksum, cache.clone())?,
+            };
+            if reads_all {
+                table.check_file()?;
+            }
+        }
+        Ok(())
+    }
 }

@@ -9,15 +9,13 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fchmod, fstat, fsync, ope
 use rustix::io::Errno;
 
 use crate::files::TableFiles;
+use crate::image_copy::COPY_BYTES_MAX;
 
 /// The end of the names of tables.
 const SUFFIX: &str = ".table";
-/// The name of the copy of the image's description, and that of a new one.
+/// The name of the copy of the image's description, and the name of a new copy while it is written.
 const COPY: &str = "image";
 const NEW_COPY: &str = "image.new";
-/// The largest copy that is read, in bytes.
-const COPY_BYTES_MAX: u64 = 256 << 20;
-
 /// The tables in a directory: files that are named by their numbers in hexadecimal.
 #[derive(Debug)]
 pub struct TableDir {
@@ -106,6 +104,12 @@ impl TableFiles for TableDir {
     }
 
     fn put_copy(&self, bytes: &[u8]) -> Result<()> {
+        if bytes.len() > COPY_BYTES_MAX {
+            // A longer copy could not be read again.
+            let reason = "the description of the image would have more than 256 MiB; commit or abort batches";
+            let error = Error::new(ErrorKind::NoSpace, "write", COPY);
+            return Err(Error { source: Some(reason.into()), ..error });
+        }
         self.remove_name(NEW_COPY)?;
         let mut file = self.open_with(NEW_COPY, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
         let written = file.write_all(bytes).and_then(|()| file.sync_all());
@@ -120,9 +124,9 @@ impl TableFiles for TableDir {
             opened => opened?,
         };
         let mut bytes = Vec::new();
-        let length = file.take(COPY_BYTES_MAX + 1).read_to_end(&mut bytes);
+        let length = file.take(COPY_BYTES_MAX as u64 + 1).read_to_end(&mut bytes);
         let length = length.map_err(|cause| Error::from_io(cause, "read", COPY))?;
-        match length as u64 <= COPY_BYTES_MAX {
+        match length <= COPY_BYTES_MAX {
             true => Ok(Some(bytes)),
             false => Err(Error::new(ErrorKind::Damaged, "read", COPY)),
         }

@@ -57,7 +57,7 @@ pub(crate) fn conflict_tables_of_batch(batch: u64) -> Range<u64> {
     first_conflicts_of_batch(batch)..first_table_of_batch(batch) + TABLES_OF_BATCH
 }
 
-/// Returns the batch whose verification has written a table. `None` for those of the primary
+/// Returns the batch whose verification has written a table. `None` for a table of the primary
 /// server.
 pub(crate) fn batch_of_table(number: u64) -> Option<u64> {
     number.checked_sub(FIRST_OF_BATCHES).map(|number| number / TABLES_OF_BATCH)

@@ -1,4 +1,4 @@
-//! Several tables as one, of which newer ones supersede older ones.
+//! A set of tables that is read as one table. Newer tables supersede older ones.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ impl TableSet {
         Ok(None)
     }
 
-    /// Returns look-ups, each of which has a greater key than the one before.
+    /// Returns look-ups of keys in ascending order.
     pub(crate) fn lookups(&self) -> SetLookups {
         SetLookups(self.0.iter().map(|table| TableLookups::new(table.clone())).collect())
     }
@@ -99,7 +99,7 @@ impl TableSet {
     }
 }
 
-/// Look-ups in a set of tables, each with a greater key than the one before.
+/// Look-ups of keys in ascending order in a set of tables.
 #[derive(Debug)]
 pub(crate) struct SetLookups(Vec<TableLookups>);
 

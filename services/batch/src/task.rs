@@ -5,6 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::BatchRecord;
+use crate::entry::Timestamp;
 use crate::table_ref::TableRef;
 
 /// A batch, or a part of one, that an auxiliary server is to verify, and the image on which it is
@@ -13,7 +14,7 @@ use crate::table_ref::TableRef;
 pub struct VerificationTask {
     /// The random number of the store.
     pub store: u128,
-    /// The number in the names of entries in conflict: that of the batch, also for a part.
+    /// The number in the names of entries in conflict: the number of the batch, also for a part.
     pub batch: u64,
     /// The record of the batch or of the part, with the tables of its snapshot.
     pub record: BatchRecord,
@@ -23,4 +24,6 @@ pub struct VerificationTask {
     pub conflicts: u64,
     /// The tables of the current image, the newest first.
     pub current: Vec<TableRef>,
+    /// The present time, by the clock of the primary server.
+    pub now: Timestamp,
 }

@@ -1,6 +1,6 @@
 //! The master image for one user, whose client is not trusted: each change is executed only if the
-//! permissions of the entries allow it. They are those that the kernel checks for system calls, and
-//! every directory on the path is checked for each change.
+//! permissions of the entries allow it. The checks are the same as those of the kernel for system
+//! calls. Every directory on the path is checked for each change.
 //!
 //! Names, attributes and contents are read without checks: all members of the group of a store can
 //! read its tables in any case.
@@ -15,10 +15,10 @@ use crate::change::{DataChange, InodeChange};
 use crate::entries::Entries;
 use crate::entry::{Content, DEPTH_MAX, FILES_OF_USERS, Inode, ROOT, damaged};
 use crate::name_space::NameSpace;
-use crate::names::{Found, Names, NewNode, Place, Removed, Renamed};
+use crate::names::{FoundNode, Names, NewNode, Place, Removed, Renamed};
 use crate::permissions::{SET_GROUP_ID, WRITE};
 
-/// The largest difference between the present time of a client and that of the server.
+/// The largest difference between the clock of a client and the clock of the server, in seconds.
 const PRESENT_SECONDS: u64 = 60;
 
 /// A name space for one user: changes are executed if the permissions of the entries allow them.
@@ -75,7 +75,7 @@ impl Check<'_> {
         if is_permitted { Ok(()) } else { Err(self.not_permitted()) }
     }
 
-    /// Returns a directory that the user may search, as all directories above it.
+    /// Returns a directory. The user must have the right to search it and all directories above it.
     fn reachable_dir<E: Entries>(&self, names: &Names<E>, dir: u64) -> Result<Inode> {
         let inode = names.inode(&Place::Dir(dir))?;
         let mut at = inode.clone();
@@ -101,9 +101,10 @@ impl Check<'_> {
         Ok(inode)
     }
 
-    /// Returns a node that the user can reach. `place` is where the client has found it. If it has
-    /// been renamed since, only its owner can go on using it: other names are not known.
-    fn reachable<E: Entries>(&self, names: &Names<E>, (number, place): (u64, &Place)) -> Result<Found> {
+    /// Returns a node that the user can reach. `place` is the place where the client has found it.
+    /// If the node has been renamed since, only its owner can continue to use it, because its new
+    /// name is not known here.
+    fn reachable<E: Entries>(&self, names: &Names<E>, (number, place): (u64, &Place)) -> Result<FoundNode> {
         match place {
             Place::Dir(_) => {
                 let found = names.find(number, place)?;
@@ -128,14 +129,15 @@ impl Check<'_> {
         }
     }
 
-    /// Checks the removal or the renaming of a name, if there is one, from a directory.
+    /// Checks that the user may remove a name from a directory or rename it. Returns its inode if
+    /// it exists.
     fn removable<E: Entries>(&self, names: &Names<E>, dir: &Inode, name: &[u8]) -> Result<Option<Inode>> {
         let Some(found) = names.lookup(dir.number, name)? else { return Ok(None) };
         self.require_ownership(self.caller.may_remove(dir, &found.inode))?;
         Ok(Some(found.inode))
     }
 
-    /// Checks that a directory may be moved to another one: its entry `..` changes.
+    /// Checks that a directory may be moved to another parent, which changes its entry `..`.
     fn movable(&self, inode: Option<&Inode>) -> Result<()> {
         match inode {
             Some(inode) if inode.kind()? == Kind::Dir => self.require(self.caller.has_access(inode, WRITE)),
@@ -143,11 +145,11 @@ impl Check<'_> {
         }
     }
 
-    /// Checks a change of an inode, and returns it with the restrictions of the kernel: a write by
-    /// a user other than the owner, or by an owner outside of the file's group, removes the set-id
-    /// bits, and a file gets no set-group-ID bit for a group of which the user is no member. A user
-    /// other than the owner sets no other time than `now`, and no extended attributes of a sticky
-    /// directory.
+    /// Checks a change of an inode, and returns the change with the restrictions of the kernel: a
+    /// write by a user other than the owner, or by an owner outside of the file's group, removes
+    /// the set-id bits, and a file gets no set-group-ID bit for a group of which the user is not a
+    /// member. A user other than the owner can set only the time `now`, and no extended attributes
+    /// of a sticky directory.
     fn change(&self, before: &Inode, change: &InodeChange, now: Time) -> Result<InodeChange> {
         let InodeChange { permissions, uid, gid, drops_set_id, modified, data, xattr } = change;
         let owns = self.caller.owns(before);
@@ -200,11 +202,11 @@ impl<E: Entries + Send + Sync> NameSpace for UserNames<E> {
         self.names.is_shared()
     }
 
-    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
         self.names.lookup(dir, name)
     }
 
-    fn find(&self, number: u64, place: &Place) -> Result<Found> {
+    fn find(&self, number: u64, place: &Place) -> Result<FoundNode> {
         self.names.find(number, place)
     }
 
@@ -216,16 +218,16 @@ impl<E: Entries + Send + Sync> NameSpace for UserNames<E> {
         read_lock(&self.names).list(dir, after, visit)
     }
 
-    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<Found> {
+    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<FoundNode> {
         let (mut names, check) = self.checked("create");
         let parent = check.changeable_dir(&names, dir)?;
         let new = check.new_entry(&parent, &node, new)?;
         names.create(dir, name, node, new, now)
     }
 
-    fn link(&self, node: (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<Found> {
+    fn link(&self, node: (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<FoundNode> {
         let (mut names, check) = self.checked("link");
-        let Found { place, inode } = check.reachable(&names, node)?;
+        let FoundNode { place, inode } = check.reachable(&names, node)?;
         check.changeable_dir(&names, dir)?;
         check.require_ownership(check.caller.may_link(&inode))?;
         names.link((inode.number, &place), dir, name, now)
@@ -268,7 +270,7 @@ impl<E: Entries + Send + Sync> NameSpace for UserNames<E> {
 
     fn change(&self, node: (u64, &Place), change: &InodeChange, now: Time) -> Result<Inode> {
         let (mut names, check) = self.checked("change");
-        let Found { place, inode } = check.reachable(&names, node)?;
+        let FoundNode { place, inode } = check.reachable(&names, node)?;
         let change = check.change(&inode, change, now)?;
         names.change((inode.number, &place), &change, now)
     }

@@ -96,7 +96,7 @@ fn new_entries_belong_to_the_user_and_to_a_group_of_the_user() {
     let created = |dir, name: &[u8], node, new| user.create(dir, name, node, new, NOW).unwrap().inode;
     let file = created(open, b"file", NewNode::File, new(0o6755, USER, GROUP));
     assert_eq!((file.uid, file.gid, file.mode & 0o7777), (USER, GROUP, 0o6755));
-    // The directory gives its group, but not its rights.
+    // A new file gets the group of the directory, but no set-group-ID bit.
     let file = created(inherits, b"file", NewNode::File, new(0o6755, USER, USER));
     assert_eq!((file.uid, file.gid, file.mode & 0o7777), (USER, OTHER_GROUP, 0o4755));
     let dir = created(inherits, b"dir", NewNode::Dir, new(0o755, USER, USER));
@@ -122,7 +122,7 @@ fn the_sticky_bit_keeps_entries_of_others() {
     ] {
         assert_eq!(kind(user.rename(from, to, mode, NOW)), NOT_PERMITTED);
     }
-    // Another directory is moved only by those who may write to it.
+    // A directory of another user can be moved only by users who may write to it.
     make(&names, open, b"dir", NewNode::Dir, new(0o755, 1, 1));
     assert_eq!(kind(user.rename((open, b"dir"), (sticky, b"dir"), Rename::Keep, NOW)), DENIED);
     user.rename((open, b"dir"), (open, b"renamed"), Rename::Keep, NOW).unwrap();

@@ -1,5 +1,5 @@
 //! The result of the verification of a batch, and its encoding in a message of an auxiliary server.
-//! docs/formats/batch-protocol.md draws it.
+//! docs/formats/batch-protocol.md describes the encoding.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -52,7 +52,7 @@ impl Verdict {
         self.entries
     }
 
-    /// Returns the number of conflicts, with those of earlier parts of the batch.
+    /// Returns the number of conflicts, including the conflicts of earlier parts of the batch.
     pub fn conflicts(&self) -> u64 {
         self.conflicts.count
     }
@@ -90,17 +90,19 @@ impl Verdict {
             return Err(refused("it is too long"));
         }
         let Ok((encoded, [])) = postcard::take_from_bytes::<Encoded>(bytes) else {
-            return Err(refused("the bytes are none"));
+            return Err(refused("its bytes do not have the format of a verdict"));
         };
         if encoded.batch != task.record.number {
-            return Err(refused("it is one about another batch"));
+            return Err(refused("it states the number of another batch"));
         }
         check_tables(&encoded.tables, &tables_of_batch(encoded.batch))?;
         check_tables(&encoded.conflict_tables, &conflict_tables_of_batch(encoded.batch))?;
         let listed =
             encoded.conflict_tables.iter().try_fold(0_u64, |sum, table| sum.checked_add(table.entries));
         if listed.is_none() || listed != encoded.conflicts.checked_sub(task.conflicts) {
-            return Err(refused("the number of conflicts is not that of their tables"));
+            return Err(refused(
+                "the number of conflicts differs from the number of entries of their tables",
+            ));
         }
         let Encoded { tables, entries, conflicts, conflict_tables, .. } = encoded;
         let verdict = Verdict {
@@ -117,13 +119,13 @@ impl Verdict {
     }
 }
 
-/// Checks that each table is one of these numbers, that none is there twice, and that each has
-/// entries.
+/// Checks that each table has one of these numbers, that no number occurs twice, and that each
+/// table has entries.
 fn check_tables(tables: &[TableRef], permitted: &Range<u64>) -> Result<()> {
     let mut numbers = HashSet::new();
     for table in tables {
         if !permitted.contains(&table.number) || !numbers.insert(table.number) {
-            return Err(refused("the number of a table is not one of the batch, or is there twice"));
+            return Err(refused("the number of a table does not belong to the batch, or occurs twice"));
         }
         if table.entries == 0 || table.bytes == 0 {
             return Err(refused("a table is empty"));
@@ -142,7 +144,7 @@ fn differences(numbers: &[u64]) -> Vec<u64> {
 fn numbers(differences: &[u64]) -> Result<Vec<u64>> {
     let mut last: Option<u64> = None;
     let mut next = |difference: &u64| match last {
-        Some(_) if *difference == 0 => Err(refused("a directory is there twice")),
+        Some(_) if *difference == 0 => Err(refused("a directory occurs twice")),
         _ => {
             let number = last.unwrap_or_default().checked_add(*difference);
             last = number;
@@ -201,14 +203,14 @@ mod tests {
         assert_eq!(number.end, of_conflicts.start);
         for wrong in [1, number.start - 1, number.end, u64::MAX] {
             let reason = reason(|encoded| encoded.tables[0].number = wrong);
-            assert!(reason.contains("not one of the batch"), "{wrong}: {reason}");
+            assert!(reason.contains("does not belong to the batch"), "{wrong}: {reason}");
         }
         for wrong in [1, number.end - 1, of_conflicts.end, u64::MAX] {
             let reason = reason(|encoded| encoded.conflict_tables[0].number = wrong);
-            assert!(reason.contains("not one of the batch"), "{wrong}: {reason}");
+            assert!(reason.contains("does not belong to the batch"), "{wrong}: {reason}");
         }
         for text in [
-            ("there twice", reason(|encoded| encoded.tables[1].number = encoded.tables[0].number)),
+            ("occurs twice", reason(|encoded| encoded.tables[1].number = encoded.tables[0].number)),
             ("is empty", reason(|encoded| encoded.tables[1].entries = 0)),
             ("is empty", reason(|encoded| encoded.conflict_tables[0].bytes = 0)),
             ("of their tables", reason(|encoded| encoded.conflicts += 1)),
@@ -221,8 +223,8 @@ mod tests {
                     encoded.conflict_tables.push(TableRef { number: table.number + 1, ..table });
                 }),
             ),
-            ("directory is there twice", reason(|encoded| encoded.dirs[1] = 0)),
-            ("directory is there twice", reason(|encoded| encoded.changed_dirs.push(0))),
+            ("directory occurs twice", reason(|encoded| encoded.dirs[1] = 0)),
+            ("directory occurs twice", reason(|encoded| encoded.changed_dirs.push(0))),
             ("too large", reason(|encoded| encoded.dirs[1] = u64::MAX)),
         ] {
             assert!(text.1.contains(text.0), "{text:?}");
@@ -235,9 +237,9 @@ mod tests {
         let bytes = verdict().encode(task.record.number).unwrap();
         for wrong in [&bytes[..bytes.len() - 1], &[&bytes[..], &[0]].concat(), &[]] {
             let error = Verdict::decode(wrong, &task).unwrap_err();
-            assert!(error.to_string().contains("the bytes are none"), "{error}");
+            assert!(error.to_string().contains("do not have the format of a verdict"), "{error}");
         }
-        // The number of the batch with one more byte.
+        // The number of the batch in an encoding that is one byte longer than necessary.
         let longer = [&[bytes[0] | 0x80, 0], &bytes[1..]].concat();
         let error = Verdict::decode(&longer, &task).unwrap_err();
         assert!(error.to_string().contains("not the shortest"), "{error}");

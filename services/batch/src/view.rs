@@ -1,7 +1,7 @@
 //! The views of a running batch: states of its private name space, which other processes read.
 //!
-//! A view is a list of tables. Those that the private name space has written never change; its
-//! changes in memory are copied to another table. docs/formats/batch.md draws the file.
+//! A view is a list of tables. The tables that the private name space has written never change; its
+//! changes in memory are copied to another table. docs/formats/batch.md describes the file.
 
 use quell_vfs::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -18,8 +18,8 @@ use crate::table_ref::TableRef;
 
 /// The first bytes of a view, with the version of the format.
 const MAGIC: [u8; 16] = *b"QUELL VIEW 1\0\0\0\0";
-/// The numbers of the tables with changes that were in memory begin here: above those of the
-/// private name space, and below those that are submitted.
+/// The numbers of the tables with changes that were in memory begin here: above the numbers of
+/// tables of the private name space, and below the numbers of submitted files.
 const FIRST_TABLE: u64 = 1 << 31;
 
 /// A state of the private name space of a batch.
@@ -27,9 +27,9 @@ const FIRST_TABLE: u64 = 1 << 31;
 pub struct View {
     /// The number of the batch.
     pub batch: u64,
-    /// The number of the view, greater than those of earlier ones.
+    /// The number of the view, which is greater than the numbers of earlier views.
     pub number: u64,
-    /// The request that was the reason for the view.
+    /// The number of the request for the view.
     pub request: u64,
     /// The tables in the directory of the batch, the newest first.
     pub tables: Vec<TableRef>,
@@ -45,7 +45,7 @@ impl View {
     /// Decodes a view.
     ///
     /// # Errors
-    /// `Damaged` if the bytes are none.
+    /// `Damaged` if the bytes are not an encoded view.
     pub fn decode(bytes: &[u8]) -> Result<View> {
         let broken = || damaged("a view of a batch");
         let rest = bytes.strip_prefix(&MAGIC).ok_or_else(broken)?;
@@ -57,7 +57,7 @@ impl View {
     }
 }
 
-/// The state of a private name space, of which a part is not in a table yet.
+/// The state of a private name space. A part of the changes is not in a table yet.
 #[derive(Debug)]
 pub struct CopiedChanges {
     pub(crate) tables: Vec<TableRef>,
@@ -65,11 +65,12 @@ pub struct CopiedChanges {
 }
 
 impl CopiedChanges {
-    /// Writes the changes that are not in a table as one, and returns all tables, the newest first,
-    /// and the number of the new one, which no reader needs after the next view was published.
+    /// Writes the changes that are not in a table yet as a new table. Returns all tables, the
+    /// newest first, and the number of the new one, which no reader needs after the next view was
+    /// published.
     ///
     /// # Errors
-    /// Those of files.
+    /// The errors of files.
     pub fn write(self, files: &dyn TableFiles, view: u64) -> Result<(Vec<TableRef>, Option<u64>)> {
         let CopiedChanges { mut tables, memory } = self;
         if memory.is_empty() {
@@ -87,8 +88,8 @@ impl CopiedChanges {
 /// description in the directory of its tables. The store need not be open.
 ///
 /// # Errors
-/// `NotFound` if there is no open batch of this number; `InvalidInput` if it has parts; `Damaged`;
-/// those of files.
+/// `NotFound` if there is no open batch of this number; `InvalidInput` if the batch has parts;
+/// `Damaged`; the errors of files.
 pub fn open_batch_of_copy(tables: &dyn TableFiles, number: u64) -> Result<BatchRecord> {
     let batches = match tables.copy()? {
         Some(bytes) => ImageCopy::decode(&bytes)?.batches,

@@ -1,5 +1,5 @@
-//! Batches that an auxiliary server verifies: with the result of a verification by the primary
-//! server, and while others change the image.
+//! Tests of batches that an auxiliary server verifies: the result is the same as that of a
+//! verification by the primary server, and others may change the image meanwhile.
 
 mod stores;
 
@@ -114,7 +114,7 @@ fn a_batch_whose_directories_change_is_verified_again_and_at_last_under_the_lock
         make_file(&batch.names, dir, "of-batch");
         let certificate = fixture.certificate(&batch);
         let meanwhile = |number, _: &VerificationTask| {
-            // A change of another directory is none of a directory that the batch depends on.
+            // The directory of the batch changes during the first `changes` verifications.
             let changed = if number <= changes { dir } else { u64::MAX };
             if changed == dir {
                 make_file(&*master, dir, &format!("of-others-{number}"));
@@ -176,7 +176,7 @@ fn tables_that_a_verification_reads_are_kept_while_the_image_gets_others() {
     let (record, verifications) = commit(&fixture, &batch, &certificate, meanwhile);
     record.unwrap();
     assert_eq!(verifications, 1);
-    // The image has merged them meanwhile, and they are garbage now.
+    // The image has merged the tables meanwhile, and does not use them any more.
     let unused = fixture.primary.unused_tables().unwrap();
     let read = state.into_inner().unwrap().0.into_inner();
     assert!(read.iter().any(|table| unused.contains(table)), "{read:?} {unused:?}");

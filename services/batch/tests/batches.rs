@@ -5,9 +5,9 @@ mod stores;
 use quell_batch_service::{
     ConflictReason, Content, DataChange, DataFile, FileSize, InodeChange, NameSpace, NewNode, Place, ROOT,
 };
-use quell_vfs::{ErrorKind, Rename};
+use quell_vfs::{ErrorKind, Rename, Time};
 
-use stores::{FILE, Fixture, LATER, NOW, make_dir, make_file, tree, write};
+use stores::{FILE, Fixture, LATER, NOW, content, make_dir, make_file, tree, write};
 
 #[test]
 fn a_batch_becomes_visible_as_a_whole() {
@@ -31,10 +31,57 @@ fn a_batch_becomes_visible_as_a_whole() {
     assert_eq!(tree(&*master), ["/ 755 3", "/home/ 755 2", "/home/old 644 1 "]);
     assert_eq!(fixture.conflicts(&batch), []);
     assert_eq!(tree(&*master), expected);
-    // Synchronous operations go on in the directories of the batch.
+    // Synchronous operations continue in the directories of the batch.
     make_file(&*master, out, "later");
     master.rename((out, b"d9"), (ROOT, b"d9"), Rename::Keep, LATER).unwrap();
     assert_eq!(tree(&*master).len(), expected.len() + 1);
+}
+
+#[test]
+fn a_batch_sets_the_times_of_files_of_others_to_the_present_time() {
+    const PRESENT: Time = Time { seconds: 5000, nanoseconds: 7 };
+    const OTHER: u32 = 2000;
+    let fixture = Fixture::new();
+    let fixture = Fixture { primary: fixture.primary.with_clock(|| PRESENT), ..fixture };
+    let master = fixture.master();
+    let of_other = |permissions| quell_vfs::NewEntry { permissions, uid: OTHER, gid: OTHER };
+    let shared = master.create(ROOT, b"shared", NewNode::Dir, of_other(0o777), NOW).unwrap().inode.number;
+    make_file(&*master, shared, "own");
+    for name in ["written", "touched", "conflict"] {
+        let theirs = master.create(shared, name.as_bytes(), NewNode::File, of_other(0o666), NOW).unwrap();
+        write(&*master, &theirs, name.as_bytes());
+    }
+    let batch = fixture.begin();
+    let names = &batch.names;
+    let future = Time { seconds: 1 << 40, nanoseconds: 0 };
+    let past = Time { seconds: 300, nanoseconds: 0 };
+    let change = |name: &str, change: InodeChange, now| {
+        let found = names.lookup(shared, name.as_bytes()).unwrap().unwrap();
+        names.change((found.inode.number, &found.place), &change, now).unwrap();
+    };
+    let touch = |time: Time| InodeChange { modified: Some(time.into()), ..InodeChange::default() };
+    change("written", content(b"by the batch"), future);
+    change("touched", touch(past), past);
+    change("conflict", content(b"mine"), future);
+    change("own", touch(future), future);
+    let found = master.lookup(shared, b"conflict").unwrap().unwrap();
+    write(&*master, &found, b"theirs");
+    // A new name changes the times of the directory.
+    names.create(shared, b"new", NewNode::File, FILE, future).unwrap();
+    assert_eq!(fixture.conflicts(&batch).len(), 1);
+    let times = |name: &str| {
+        let inode = master.lookup(shared, name.as_bytes()).unwrap().unwrap().inode;
+        (inode.modified, inode.changed)
+    };
+    let present = PRESENT.into();
+    assert_eq!(times("written"), (present, present));
+    assert_eq!(times("touched").0, present);
+    assert_eq!(times("conflict").0, present);
+    let dir = master.find(shared, &Place::Dir(shared)).unwrap().inode;
+    assert_eq!((dir.modified, dir.changed), (present, present));
+    // A file of the batch has the modification time that the batch has stated, but the time of the
+    // last change of its inode is not in the future.
+    assert_eq!(times("own"), (future.into(), present));
 }
 
 #[test]
@@ -165,7 +212,7 @@ fn many_large_inodes_can_be_changed_in_one_batch() {
     }
     write_all(&batch.names);
     assert_eq!(fixture.conflicts(&batch), []);
-    // And their attributes.
+    // Then their attributes are changed.
     let batch = fixture.begin();
     for name in &names {
         let file = batch.names.lookup(dir, name.as_bytes()).unwrap().unwrap();

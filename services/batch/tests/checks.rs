@@ -117,7 +117,8 @@ fn key_of(bytes: &[u8]) -> Key {
     Key::of_name(dir, name)
 }
 
-/// Damages one entry. Inodes of files are not removed: nothing could be repaired then.
+/// Damages one entry. Inodes of files are not removed, because a repair could not create them
+/// again.
 fn damage(store: &Store, random: &mut Random) {
     let entries = entries(store);
     let (key, entry) = random.pick(&entries).clone();
@@ -187,7 +188,7 @@ fn damaged_entries_are_found_and_repaired_without_the_loss_of_an_inode() {
         ProblemKind::NoName,
         ProblemKind::SecondName,
         ProblemKind::Cycle,
-        ProblemKind::WrongPlace,
+        ProblemKind::WrongParent,
         ProblemKind::WrongLinks,
     ];
     assert_eq!(kinds, BTreeSet::from(expected));
@@ -218,7 +219,8 @@ fn names_without_a_file_and_numbers_that_are_not_given_are_repaired() {
     let names = store.open().name_space();
     assert!(names.lookup(d, b"gone").unwrap().is_none());
     assert!(make_file(&*names, d, "new").inode.number > 1 << 50);
-    // Two inodes with one number, and bytes that are no inode of their key, are listed and kept.
+    // Two inodes with one number, and a value that is not an inode although its key requires one,
+    // are listed and kept.
     store.change(vec![
         (Key::of_name(d, b"twice"), Some(Entry::Inode(file))),
         (Key::of_name(d, b""), Some(Entry::Dir { inode: d })),

@@ -1,12 +1,14 @@
-//! All pairs of operations, of which others do one and a batch does the other one: the commit has
-//! the result of their execution one after the other, or the batch's operation is in conflict.
+//! All pairs of operations: another client executes one, and a batch the other one. The commit has
+//! the result of their execution one after the other, or the batch's operation is in conflict. Both
+//! forms of the proof have the same result.
 
 mod stores;
 
 use std::sync::RwLock;
 
 use quell_batch_service::{
-    Found, InodeChange, MemoryEntries, NameSpace, NewNode, Place, ROOT, Timestamp, XattrChange,
+    Conflict, FoundNode, InodeChange, MemoryEntries, NameSpace, NewNode, Place, ProofForm, ROOT, Timestamp,
+    XattrChange,
 };
 use quell_vfs::{Error, ErrorKind, Rename, Result, SetXattr};
 
@@ -38,7 +40,7 @@ fn at<'a>(names: &dyn NameSpace, path: &'a str) -> Result<(u64, &'a [u8])> {
     Ok((dir, name.as_bytes()))
 }
 
-/// The same for a name that is changed: its directory can be written to.
+/// As `at`, for a name that is changed: the directory must be writable.
 fn changed<'a>(names: &dyn NameSpace, path: &'a str) -> Result<(u64, &'a [u8])> {
     let (dir, name) = at(names, path)?;
     match names.find(dir, &Place::Dir(dir))?.inode.mode & 0o300 {
@@ -47,7 +49,7 @@ fn changed<'a>(names: &dyn NameSpace, path: &'a str) -> Result<(u64, &'a [u8])> 
     }
 }
 
-fn found(names: &dyn NameSpace, path: &str) -> Result<Found> {
+fn found(names: &dyn NameSpace, path: &str) -> Result<FoundNode> {
     let (dir, name) = at(names, path)?;
     let found = names.lookup(dir, name)?;
     found.ok_or_else(|| Error::new(ErrorKind::NotFound, "look up", path))
@@ -131,7 +133,7 @@ const OPERATIONS: &[Operation] = &[
     }),
 ];
 
-/// Returns a tree without what a conflict adds, and without the numbers of links.
+/// Returns a tree without the entries that a conflict adds, and without the numbers of links.
 fn names_and_content(tree: &[String]) -> Vec<String> {
     let lines = tree.iter().filter(|line| !line.contains("quell-conflict"));
     let without_links = |line: &String| match line.split(' ').collect::<Vec<_>>()[..] {
@@ -149,27 +151,41 @@ fn in_order(first: &Operation, second: &Operation) -> (Result<()>, Vec<String>) 
     (result, tree(&model))
 }
 
+/// Commits an operation of a batch after an operation of another client. Returns the tree after the
+/// operation of the other client, the conflicts, and the tree after the commit.
+fn committed_beside(
+    others: &Operation,
+    batch: &Operation,
+    form: ProofForm,
+) -> (Vec<String>, Vec<Conflict>, Vec<String>) {
+    let fixture = Fixture { form, ..Fixture::new() };
+    let master = fixture.master();
+    prepare(&*master);
+    let open = fixture.begin();
+    (batch.1)(&open.names).expect("the operation of the batch succeeds on the snapshot");
+    (others.1)(&*master).expect("the operation of others succeeds");
+    let after_others = tree(&*master);
+    let conflicts = fixture.conflicts(&open);
+    (after_others, conflicts, tree(&*master))
+}
+
 #[test]
 fn every_pair_of_operations_commutes_or_is_in_conflict() {
     let mut failures = Vec::new();
     let (mut committed, mut in_conflict) = (0, 0);
     for others in OPERATIONS {
         for batch in OPERATIONS {
-            let fixture = Fixture::new();
-            let master = fixture.master();
-            prepare(&*master);
-            let open = fixture.begin();
-            (batch.1)(&open.names).expect("the operation of the batch succeeds on the snapshot");
-            (others.1)(&*master).expect("the operation of others succeeds");
-            let after_others = tree(&*master);
-            let conflicts = fixture.conflicts(&open);
-            let found = tree(&*master);
+            let (after_others, conflicts, found) = committed_beside(others, batch, ProofForm::Log);
+            let other_form = committed_beside(others, batch, ProofForm::Certificate);
+            let are_equal =
+                (&after_others, &conflicts, &found) == (&other_form.0, &other_form.1, &other_form.2);
+            assert!(are_equal, "others {}; batch {}: {found:?}, {other_form:?}", others.0, batch.0);
             let (after, tree_after) = in_order(others, batch);
             let (before, tree_before) = in_order(batch, others);
             let commute = after.is_ok() && before.is_ok() && tree_after == tree_before;
             let is_right = if conflicts.is_empty() {
                 committed += 1;
-                // The result is that of one of the two orders.
+                // The result is the same as after one of the two orders.
                 after.is_ok() && found == tree_after || before.is_ok() && found == tree_before
             } else {
                 in_conflict += 1;

@@ -1,28 +1,31 @@
 //! Client, auxiliary server and primary server end at any call of the storage, with or without a
 //! power failure, in cases that a seed determines. After a power failure, files and names that were
-//! not synchronized are lost, cut off or damaged, each by itself, and so are the last changes of
-//! the key-value store. Then the store is whole, nothing that was acknowledged is lost, and each
-//! batch is committed or not. If only the auxiliary server ends, the batch is committed without it.
+//! not synchronized are lost, truncated or damaged, each independently of the others, and the last
+//! changes of the key-value store are lost. Then the store is intact, nothing that was acknowledged
+//! is lost, and each batch is committed or not. If only the auxiliary server ends, the batch is
+//! committed without it. A batch that is committed together with a transaction of blobs is
+//! committed if and only if the transaction is.
 
 mod stores;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock};
 
 use quell_batch_service::{
-    Auxiliary, BatchCaller, BatchRecord, BatchState, Certificate, Image, MemoryEntries, Names, NewBatch,
-    NewNode, NewPart, Primary, ROOT, TableFiles, Verdict, VerificationTask, check_tables, verify_task,
+    Auxiliary, BatchCaller, BatchRecord, BatchState, Certificate, Image, Marker, MemoryEntries, Names,
+    NewBatch, NewNode, NewPart, Primary, ROOT, TableFiles, Verdict, VerificationTask, check_tables,
+    verify_task,
 };
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
 use quell_testkit::Random;
 use quell_vfs::{Error, ErrorKind, Result};
 
 use stores::operations::{Operation, operation};
-use stores::{FILE, NEW, NOW, UnsyncedFiles, tables, tree};
+use stores::{FILE, NEW, NOW, UnsyncedFiles, proof_form, tables, tree};
 
-/// The number of cases, or that of the variable `QUELL_HISTORIES`.
+/// The number of cases: the value of the variable `QUELL_HISTORIES`, or 300.
 fn cases() -> u64 {
     std::env::var("QUELL_HISTORIES").map_or(300, |text| text.parse().expect("a number"))
 }
@@ -69,7 +72,7 @@ impl Files {
         })
     }
 
-    /// Moves a table to this directory, as the primary server does with those of a verdict.
+    /// Moves a table to this directory, as the primary server moves the tables of a verdict.
     fn take(&self, from: &Files, number: u64) -> Result<()> {
         self.crash.count()?;
         self.unsynced_names.lock().unwrap().insert(number);
@@ -167,7 +170,7 @@ impl Keys {
         Arc::new(Keys { current: state, crash: crash.clone(), states })
     }
 
-    /// Returns the state after the crash: after a power failure, any since the last
+    /// Returns the state after the crash: after a power failure, any state since the last
     /// synchronization.
     fn after(&self, random: Option<&mut Random>) -> MemoryStore {
         let states = self.states.lock().unwrap();
@@ -230,15 +233,17 @@ struct Pending {
     /// The number, the certificate and the tables of the batch, or of each part. `None` before all
     /// of them are complete.
     certified: Option<Certified>,
-    /// The primary server has acknowledged that it is submitted.
+    /// Whether the primary server has acknowledged that the batch is submitted.
     is_submitted: bool,
+    /// The marker of the transaction of blobs with which the batch is committed.
+    marker: Option<Marker>,
     files: Vec<Arc<Files>>,
 }
 
 type Certified = Vec<(u64, Certificate, Arc<Files>)>;
 
-/// Commits a batch with its certificate or those of its parts, which an auxiliary server verifies
-/// if there is one.
+/// Commits a batch with its certificate, or with the certificates of its parts. An auxiliary server
+/// verifies it if there is one.
 fn commit(
     primary: &Primary,
     batch: u64,
@@ -268,7 +273,7 @@ struct AuxiliaryServer {
     /// The directories of its verifications.
     outputs: Mutex<Vec<Arc<Files>>>,
     verified: Mutex<u64>,
-    /// Where its directories are, and the number of the first one.
+    /// The path of its directories, and the number of the first one.
     path: PathBuf,
     first: u64,
 }
@@ -297,6 +302,43 @@ impl Auxiliary for AuxiliaryServer {
     }
 }
 
+/// A primary server without auxiliary servers.
+struct NoAuxiliary;
+
+impl Auxiliary for NoAuxiliary {
+    fn verify(&self, _: &VerificationTask) -> Result<Option<Verdict>> {
+        Ok(None)
+    }
+}
+
+/// A store of blobs: its markers, and the markers of the transactions that took effect. Both are
+/// changed by one transaction, which is durable.
+#[derive(Debug, Default)]
+struct Blobs {
+    /// Whether the transaction of each marker is committed.
+    markers: BTreeMap<String, bool>,
+    effects: BTreeSet<String>,
+}
+
+impl Blobs {
+    /// Commits a transaction. The crash is before or after it.
+    fn commit(&mut self, marker: &Marker, crash: &Crash) -> Result<()> {
+        crash.count()?;
+        assert!(self.markers.insert(marker.blob.clone(), true).is_none(), "the marker exists");
+        self.effects.insert(marker.blob.clone());
+        crash.count()
+    }
+
+    /// Returns whether a transaction is committed, and makes it impossible otherwise.
+    fn settle(&mut self, marker: &Marker) -> bool {
+        *self.markers.entry(marker.blob.clone()).or_insert(false)
+    }
+
+    fn has_taken_effect(&self, marker: Option<&Marker>) -> bool {
+        marker.is_some_and(|marker| self.effects.contains(&marker.blob))
+    }
+}
+
 /// A store in a temporary directory, which one process after the other uses.
 struct Case {
     name: String,
@@ -311,16 +353,21 @@ struct Case {
     /// The directory of the image of the process that runs.
     image: Option<Arc<Files>>,
     /// The numbers of verifications by auxiliary servers that were begun and completed, and of
-    /// commits without one that had ended.
+    /// commits by the primary server after an auxiliary server had ended.
     begun: u64,
     verified: u64,
     without: u64,
+    blobs: Blobs,
+    /// The number of batches that were prepared before a crash, and published or opened again
+    /// after it.
+    published: u64,
+    withdrawn: u64,
 }
 
 /// The end of a process.
 struct End {
-    /// The states that the name space may have: that after the last durable change, and all later
-    /// ones.
+    /// The states that the name space may have: the state after the last durable change, and all
+    /// later states.
     permitted: Vec<Model>,
     pending: Option<Pending>,
 }
@@ -344,6 +391,9 @@ impl Case {
             begun: 0,
             verified: 0,
             without: 0,
+            blobs: Blobs::default(),
+            published: 0,
+            withdrawn: 0,
         }
     }
 
@@ -351,7 +401,7 @@ impl Case {
         Files::new(&self.directory.path().join(name), crash)
     }
 
-    /// Runs a process until it crashes or ends, and leaves the storage as it is afterwards.
+    /// Runs a process until it crashes or ends, and keeps the resulting storage.
     fn run(&mut self) -> End {
         let crash = Crash::after(self.random.below(120) as u64);
         let keys = Keys::new(self.state.clone(), &crash);
@@ -410,6 +460,7 @@ impl Case {
             model: model.clone(),
             certified: None,
             is_submitted: false,
+            marker: None,
             files: vec![files.clone()],
         });
         let memory_bytes = if self.random.one_in(2) { 2000 } else { 1 << 20 };
@@ -420,9 +471,10 @@ impl Case {
                 _ => {}
             }
         }
-        let submitted = names.read().unwrap().0.submit(primary.store_number(), &record, &*files, 0);
+        let submitted =
+            names.read().unwrap().0.submit(primary.store_number(), &record, &*files, proof_form(), 0);
         pending.certified = Some(vec![(record.number, submitted?, files)]);
-        self.end_batch(primary, end)
+        self.end_batch(primary, crash, end)
     }
 
     /// Begins a batch of several parts, each of which has names of its own and a directory that the
@@ -433,7 +485,14 @@ impl Case {
         let batch = primary.begin_for_parts(new)?.number;
         end.permitted = vec![self.model.clone()];
         let model = self.model.clone();
-        let empty = Pending { number: batch, model, certified: None, is_submitted: false, files: Vec::new() };
+        let empty = Pending {
+            number: batch,
+            model,
+            certified: None,
+            is_submitted: false,
+            marker: None,
+            files: Vec::new(),
+        };
         let pending = end.pending.insert(empty);
         let mut certified = Vec::new();
         for part in 0..1 + self.random.below(3) {
@@ -456,15 +515,95 @@ impl Case {
                     _ => {}
                 }
             }
-            let submitted = names.read().unwrap().0.submit(primary.store_number(), &record, &*files, 0);
+            let submitted =
+                names.read().unwrap().0.submit(primary.store_number(), &record, &*files, proof_form(), 0);
             certified.push((record.number, submitted?, files));
         }
         pending.certified = Some(certified);
-        self.end_batch(primary, end)
+        self.end_batch(primary, crash, end)
+    }
+
+    /// Commits the pending batch with or without a transaction of blobs.
+    fn end_batch(&mut self, primary: &Primary, crash: &Crash, end: &mut End) -> Result<()> {
+        if self.random.one_in(3) {
+            let committed = self.commit_with_blobs(primary, crash, end);
+            let pending = end.pending.as_mut().expect("a batch is pending");
+            let model = pending.model.clone();
+            match committed {
+                Err(error) => {
+                    end.permitted.push(model);
+                    return Err(error);
+                }
+                Ok(true) => {
+                    end.pending = None;
+                    end.permitted = vec![model.clone()];
+                    self.model = model;
+                    return Ok(());
+                }
+                // The batch is open again.
+                Ok(false) => pending.marker = None,
+            }
+        }
+        self.end_without_blobs(primary, end)
+    }
+
+    /// Prepares the pending batch, commits its transaction of blobs, and publishes the batch. The
+    /// transaction is refused in some cases: then the batch is open again, and the call returns
+    /// false.
+    fn commit_with_blobs(&mut self, primary: &Primary, crash: &Crash, end: &mut End) -> Result<bool> {
+        let pending = end.pending.as_mut().expect("a batch is pending");
+        let (number, certified) = (pending.number, pending.certified.clone().expect("it is complete"));
+        let blob = format!("{number}-{}", self.blobs.markers.len());
+        let marker = pending.marker.insert(Marker { location: "dir:/blobs".into(), blob }).clone();
+        let guard = primary.lock_commit(number);
+        let changes = |number, visit: &mut quell_batch_service::SubmittedVisitor<'_>| {
+            let (_, certificate, files) = of_number(&certified, number);
+            visit(certificate, &**files)
+        };
+        let auxiliary = self.auxiliary(&certified);
+        let by: &dyn Auxiliary = auxiliary.as_ref().map_or(&NoAuxiliary, |auxiliary| auxiliary);
+        let prepared = primary.prepare_by(by, &guard, &changes, &marker);
+        let outputs = self.end_auxiliary(auxiliary, prepared.is_ok());
+        pending.files.extend(outputs);
+        let record = prepared?;
+        assert!(matches!(record.state, BatchState::Prepared(_)), "{record:?}");
+        assert_eq!(tree(&*primary.name_space()), tree_of(&self.model), "{}", self.name);
+        if self.random.one_in(4) {
+            primary.withdraw(&guard)?;
+            return Ok(false);
+        }
+        self.blobs.commit(&marker, crash)?;
+        primary.publish(&guard)?;
+        Ok(true)
+    }
+
+    /// Returns an auxiliary server, in some cases.
+    fn auxiliary(&mut self, certified: &Certified) -> Option<AuxiliaryServer> {
+        self.random.one_in(2).then(|| AuxiliaryServer {
+            certified: certified.clone(),
+            image: self.image.clone().expect("it is open"),
+            crash: Crash::after(if self.random.one_in(2) { u64::MAX } else { self.random.below(12) as u64 }),
+            outputs: Mutex::default(),
+            verified: Mutex::default(),
+            path: self.directory.path().to_owned(),
+            first: self.begun,
+        })
+    }
+
+    /// Counts the verifications of an auxiliary server. Returns the directories that it leaves,
+    /// whose tables a power failure damages as well.
+    fn end_auxiliary(&mut self, auxiliary: Option<AuxiliaryServer>, is_accepted: bool) -> Vec<Arc<Files>> {
+        let Some(auxiliary) = auxiliary else { return Vec::new() };
+        let (outputs, verified) =
+            (auxiliary.outputs.into_inner().unwrap(), auxiliary.verified.into_inner().unwrap());
+        self.without += u64::from(is_accepted && verified < outputs.len() as u64);
+        self.begun += outputs.len() as u64;
+        self.verified += verified;
+        outputs
     }
 
     /// Submits the pending batch in some cases, and commits it.
-    fn end_batch(&mut self, primary: &Primary, end: &mut End) -> Result<()> {
+    fn end_without_blobs(&mut self, primary: &Primary, end: &mut End) -> Result<()> {
         let pending = end.pending.as_mut().expect("a batch is pending");
         let (number, model) = (pending.number, pending.model.clone());
         if self.random.one_in(2) {
@@ -473,25 +612,11 @@ impl Case {
             pending.is_submitted = true;
         }
         let certified = pending.certified.clone().expect("it is complete");
-        let auxiliary = self.random.one_in(2).then(|| AuxiliaryServer {
-            certified: certified.clone(),
-            image: self.image.clone().expect("it is open"),
-            crash: Crash::after(if self.random.one_in(2) { u64::MAX } else { self.random.below(12) as u64 }),
-            outputs: Mutex::default(),
-            verified: Mutex::default(),
-            path: self.directory.path().to_owned(),
-            first: self.begun,
-        });
+        let auxiliary = self.auxiliary(&certified);
         let committed = commit(primary, number, &certified, auxiliary.as_ref());
-        if let Some(auxiliary) = auxiliary {
-            let (outputs, verified) =
-                (auxiliary.outputs.into_inner().unwrap(), auxiliary.verified.into_inner().unwrap());
-            self.without += u64::from(committed.is_ok() && verified < outputs.len() as u64);
-            self.begun += outputs.len() as u64;
-            self.verified += verified;
-            // A power failure also damages the tables that it leaves.
-            pending.files.extend(outputs);
-        }
+        let outputs = self.end_auxiliary(auxiliary, committed.is_ok());
+        let pending = end.pending.as_mut().expect("a batch is pending");
+        pending.files.extend(outputs);
         if committed.is_err() {
             end.permitted.push(model);
             return committed.map(drop);
@@ -517,14 +642,37 @@ impl Case {
         self.model =
             known.unwrap_or_else(|| panic!("{name}: something is lost or in part: {found:#?}")).clone();
         let (mut committed, mut submitted, mut in_parts) = (None, 0, 0);
-        for record in primary.batches().unwrap() {
+        for mut record in primary.batches().unwrap() {
             let pending = end.pending.as_ref().filter(|pending| pending.number == record.number);
             in_parts += u64::from(record.has_parts() && pending.is_some());
+            if let BatchState::Prepared(prepared) = &record.state {
+                let pending = pending.expect("a batch that was not acknowledged");
+                assert_eq!(pending.marker.as_ref(), Some(&prepared.marker), "{name}");
+                let guard = primary.lock_commit(record.number);
+                match self.blobs.settle(&prepared.marker) {
+                    true => {
+                        primary.publish(&guard).unwrap();
+                        assert_eq!(tree(&*master), tree_of(&pending.model), "{name}");
+                        self.model = pending.model.clone();
+                        assert!(self.blobs.has_taken_effect(pending.marker.as_ref()), "{name}");
+                        self.published += 1;
+                        continue;
+                    }
+                    false => {
+                        record = primary.withdraw(&guard).unwrap();
+                        self.withdrawn += 1;
+                    }
+                }
+            }
+            let has_taken_effect =
+                pending.is_some_and(|pending| self.blobs.has_taken_effect(pending.marker.as_ref()));
             match (record.state, pending) {
                 (BatchState::Committed { .. }, Some(pending)) => {
                     assert_eq!(found, tree_of(&pending.model), "{name}");
+                    assert_eq!(has_taken_effect, pending.marker.is_some(), "{name}: files without blobs");
                     committed = Some(true);
                 }
+                _ if has_taken_effect => panic!("{name}: blobs without files"),
                 (
                     state @ (BatchState::Open | BatchState::Submitted { .. }),
                     Some(Pending { certified: Some(certified), model, is_submitted, .. }),
@@ -532,7 +680,7 @@ impl Case {
                     let is_open = state == BatchState::Open;
                     assert!(!is_open || !is_submitted, "{name}: a submitted batch is open again");
                     submitted += u64::from(!is_open);
-                    // Its tables were durable before the certificate was returned.
+                    // The tables of the batch were durable before the certificate was returned.
                     let durable = |(number, certificate, files): &(u64, Certificate, Arc<Files>)| {
                         (*number, certificate.clone(), Files::new(&files.path, &crash))
                     };
@@ -551,7 +699,8 @@ impl Case {
         }
         drop((master, primary));
         self.check_whole(&keys, &image);
-        // Without the key-value store, the copy of the description gives a whole image.
+        // Without the key-value store, an intact image can be rebuilt from the copy of the
+        // description.
         if Image::can_be_rebuilt(&*image).unwrap() {
             let lost = Keys::new(MemoryStore::new(), &crash);
             Image::rebuild(&*lost, &*image).unwrap();
@@ -577,6 +726,7 @@ impl Case {
 fn after_a_crash_the_store_is_whole_and_nothing_acknowledged_is_lost() {
     let (mut before, mut resumed, mut submitted, mut in_parts) = (0, 0, 0, 0);
     let (mut verified, mut without) = (0, 0);
+    let (mut published, mut withdrawn) = (0, 0);
     for seed in 0..cases() {
         let mut case = Case::new(seed);
         for _ in 0..3 {
@@ -591,11 +741,17 @@ fn after_a_crash_the_store_is_whole_and_nothing_acknowledged_is_lost() {
         in_parts += case.in_parts;
         verified += case.verified;
         without += case.without;
+        published += case.published;
+        withdrawn += case.withdrawn;
     }
-    // The crashes are in all parts of a commit.
+    // The crashes happen in all parts of a commit.
     assert!(before > 0 && resumed > 10, "{before} committed before the crash, {resumed} resumed");
     assert!(submitted > 5, "{submitted} submitted before the crash");
     assert!(in_parts > 20, "{in_parts} of several parts");
     assert!(verified > 50, "{verified} verified by auxiliary servers");
     assert!(without > 10, "{without} committed after an auxiliary server had ended");
+    assert!(
+        published > 3 && withdrawn > 3,
+        "{published} prepared batches were published after the crash, {withdrawn} were opened again"
+    );
 }

@@ -1,4 +1,5 @@
-//! Batches whose tables or certificates no sequence of operations of their users makes are refused.
+//! A batch is refused if no sequence of operations of its user can make its tables or its
+//! certificate.
 
 mod stores;
 
@@ -7,7 +8,8 @@ use std::sync::Arc;
 
 use quell_batch_service::{
     AdoptedFile, BlockCache, Certificate, CertifiedTable, Content, DataFile, Entry, FIRST_INODE, Inode,
-    InodeChange, Key, NameSpace, NewNode, ROOT, Table, TableFiles, TableWriter, Timestamp, Xattr, split,
+    InodeChange, Key, NameSpace, NewNode, OperationsWriter, ProofForm, ROOT, Table, TableFiles, TableWriter,
+    Timestamp, Xattr, split,
 };
 use quell_testkit::Random;
 use quell_vfs::{ErrorKind, Rename};
@@ -58,10 +60,9 @@ fn adopted(path: &str) -> Content {
     Content::Adopted(Box::new(AdoptedFile { path, inode: 5, size_bytes: 7, modified: time, changed: time }))
 }
 
-fn pairs(batch: &Open, certificate: &Certificate) -> Vec<Pair> {
-    let [table] = &certificate.tables[..] else { panic!("one table") };
-    let file = batch.files.open(table.number).unwrap();
-    let table = Arc::new(Table::open(file, None, Arc::new(BlockCache::default())).unwrap());
+fn pairs(fixture: &Fixture, batch: &Open, certificate: &Certificate) -> Vec<Pair> {
+    let tables = fixture.primary.submitted_tables(&batch.record, certificate, &*batch.files).unwrap();
+    let [table] = &tables[..] else { panic!("one table") };
     let mut entries = table.entries();
     let mut pairs = Vec::new();
     while let Some(pair) = entries.next(|key, value| (key.to_vec(), value.to_vec())).unwrap() {
@@ -70,14 +71,22 @@ fn pairs(batch: &Open, certificate: &Certificate) -> Vec<Pair> {
     pairs
 }
 
-/// Writes other entries as the table of a certificate.
+/// Writes other entries as the table of a certificate, or as a log.
 fn with_pairs(batch: &Open, certificate: &Certificate, pairs: &[Pair]) -> Certificate {
     const NUMBER: u64 = 1 << 33;
-    let mut writer = TableWriter::new(batch.files.create(NUMBER).unwrap());
-    for (key, value) in pairs {
-        writer.add(key, value).unwrap();
-    }
-    let summary = writer.finish().unwrap();
+    let file = batch.files.create(NUMBER).unwrap();
+    let summary = match certificate.form {
+        ProofForm::Certificate => {
+            let mut writer = TableWriter::new(file);
+            pairs.iter().try_for_each(|(key, value)| writer.add(key, value)).unwrap();
+            writer.finish().unwrap()
+        }
+        ProofForm::Log => {
+            let mut writer = OperationsWriter::new(file, batch.record.number);
+            pairs.iter().try_for_each(|(key, value)| writer.add(key, value, None)).unwrap();
+            writer.finish().unwrap()
+        }
+    };
     let table = CertifiedTable { number: NUMBER, entries: summary.entries, checksum: summary.checksum };
     Certificate { tables: vec![table], ..certificate.clone() }
 }
@@ -233,12 +242,20 @@ const FORGERIES: &[Forgery] = &[
     }),
 ];
 
+/// The forgeries that cannot be made with a log. A log states no entries of the snapshot, so a log
+/// without one of the operations is the log of another valid batch; and each operation makes an
+/// entry.
+const NOT_OF_LOGS: [&str; 2] = ["a change that the certificate does not state", "bytes that are no entry"];
+
 #[test]
 fn forged_tables_are_refused() {
     let (fixture, batch, certificate) = submitted();
     let before = tree(&*fixture.master());
-    let honest = pairs(&batch, &certificate);
+    let honest = pairs(&fixture, &batch, &certificate);
     for (name, forge) in FORGERIES {
+        if certificate.form == ProofForm::Log && NOT_OF_LOGS.contains(name) {
+            continue;
+        }
         let mut pairs = honest.clone();
         forge(&mut pairs);
         assert!(pairs != honest, "{name}: nothing is forged");
@@ -248,7 +265,7 @@ fn forged_tables_are_refused() {
         assert!(matches!(error.kind, ErrorKind::InvalidInput | ErrorKind::Damaged), "{name}: {error}");
     }
     assert_eq!(tree(&*fixture.master()), before);
-    // What was not forged is accepted.
+    // The batch without a forgery is accepted.
     let again = with_pairs(&batch, &certificate, &honest);
     fixture.primary.commit(batch.record.number, &again, &*batch.files).unwrap();
 }
@@ -275,7 +292,7 @@ fn no_mutation_of_a_certificate_is_accepted() {
                 }
             }
         }
-        // Every user can compute the checksum, so most mutations get theirs.
+        // Every user can compute the checksum, so most mutations get the right checksum.
         const CHECKSUM: std::ops::Range<usize> = 16..24;
         if mutation % 3 != 0 && bytes.len() > CHECKSUM.end {
             let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[CHECKSUM.end..]);
@@ -301,7 +318,7 @@ fn no_mutation_of_a_certificate_is_accepted() {
 #[test]
 fn a_certificate_is_valid_for_its_own_batch_only() {
     let (fixture, batch, certificate) = submitted();
-    // Another store, with the same operations.
+    // The certificates are submitted to another store, for a batch with the same operations.
     let (other, other_batch, _) = submitted();
     let stolen = Certificate { store: 8, ..certificate.clone() };
     for certificate in [&stolen, &Certificate { batch: 2, ..certificate.clone() }] {
@@ -321,6 +338,8 @@ fn a_certificate_is_valid_for_its_own_batch_only() {
 fn a_damaged_table_is_refused_or_read_as_it_was() {
     const MUTATIONS: usize = 20_000;
     let (_fixture, batch, certificate) = submitted();
+    let (names, store) = (batch.names.read().unwrap(), certificate.store);
+    let certificate = names.0.submit(store, &batch.record, &*batch.files, ProofForm::Certificate, 1).unwrap();
     let [table] = &certificate.tables[..] else { panic!("one table") };
     let honest = {
         let mut bytes = Vec::new();
@@ -372,7 +391,7 @@ fn a_damaged_table_is_refused_or_read_as_it_was() {
         }
         let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[footer]);
         bytes[trailer + 8..trailer + 16].copy_from_slice(&checksum.to_le_bytes());
-        // The entries are those of the blocks, or there is an error; nothing else happens.
+        // Either the entries of the blocks are read, or there is an error.
         if let Ok(found) = entries_of(&bytes) {
             assert!(found.iter().all(|pair| expected.contains(pair)));
         }

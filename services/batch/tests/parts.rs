@@ -176,7 +176,7 @@ fn a_directory_that_was_moved_below_a_later_one_is_not_merged() {
     let out = make_dir(&first.names, ROOT, "out");
     make_dir(&first.names, out, "sub");
     let names = &second.names;
-    // One of them has no entry in the image, and one has.
+    // One of the names has no entry in the image, and the other one has an entry.
     for name in ["free", "sub"] {
         let early = make_dir(names, ROOT, name);
         text_file(names, early, "file", name);
@@ -267,7 +267,7 @@ fn an_atomic_batch_with_a_conflict_publishes_none_of_its_parts() {
     let refused = fixture.commit_parts(batch, &[&parts[0], &parts[1]]).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Busy);
     assert_eq!(tree(&*fixture.master()).len(), 1);
-    // Without the second part, there is none.
+    // Without the second part, there is no conflict.
     fixture.primary.abort(parts[1].record.number).unwrap();
     fixture.commit_parts(batch, &[&parts[0]]).unwrap();
     assert_eq!(tree(&*fixture.master()).len(), 2);
@@ -388,7 +388,7 @@ fn cases(default: u64) -> u64 {
     std::env::var("QUELL_HISTORIES").map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// Returns the numbers of the files, and that of all directories.
+/// Returns the inode numbers of the files in all directories.
 fn files_of(names: &dyn NameSpace) -> BTreeSet<u64> {
     let (mut files, mut dirs) = (BTreeSet::new(), vec![ROOT]);
     while let Some(dir) = dirs.pop() {
@@ -439,7 +439,7 @@ fn parts_in_conflict_with_each_other_and_with_others_leave_a_whole_tree() {
             committed.unwrap_or_else(|error| panic!("{text}: {error}"));
             conflicts += fixture.conflicts_of(batch).len();
             fixture.check(&text);
-            // Every file that a part has created is somewhere.
+            // Every file that a part has created is found in the image.
             let found = files_of(&*master);
             let lost: Vec<_> = new.iter().filter(|number| !found.contains(number)).collect();
             assert!(lost.is_empty(), "{text}: {lost:?} are lost");
@@ -467,7 +467,8 @@ fn a_certificate_is_valid_for_its_own_part_only() {
     let (fixture, batch, parts, honest) = certified();
     let before = tree(&*fixture.master());
     let both = [&parts[0], &parts[1]];
-    // The first part twice, and both exchanged: with the tables of the other part, and without.
+    // The certificate of the first part twice, and both certificates exchanged: with the tables of
+    // the other part, and without.
     let twice = [honest[0].clone(), honest[0].clone()];
     let renumbered = |of: usize, number: u64| Certificate { batch: number, ..honest[of].clone() };
     let second = parts[1].record.number;
@@ -486,7 +487,7 @@ fn a_certificate_is_valid_for_its_own_part_only() {
         assert_eq!(tree(&*fixture.master()), before);
     }
     let stolen = fixture.primary.commit_with(&fixture.primary.lock_commit(batch), &|_, visit| {
-        // The tables and the certificate of the first part stand for both.
+        // The tables and the certificate of the first part are submitted for both parts.
         visit(&honest[0], &*parts[0].files)
     });
     assert_eq!(stolen.unwrap_err().kind, ErrorKind::InvalidInput);
@@ -495,7 +496,7 @@ fn a_certificate_is_valid_for_its_own_part_only() {
         visit(if number == second { &renumbered } else { &honest[0] }, &*parts[0].files)
     });
     assert_eq!(stolen.unwrap_err().kind, ErrorKind::InvalidInput);
-    // The parts of another batch of the store, with the same operations.
+    // The right certificates are accepted once, and are refused for a part of a later batch.
     fixture.commit_certified(batch, &both, &honest).unwrap();
     assert_eq!(fixture.commit_certified(batch, &both, &honest).unwrap_err().kind, ErrorKind::InvalidInput);
     let later = fixture.begin_for_parts(false).number;

@@ -1,5 +1,5 @@
-//! Random sequences of batches and synchronous operations have the result that the reference model
-//! has: nothing of an honest batch is refused, and nothing is lost.
+//! Random sequences of batches and synchronous operations have the same result as the reference
+//! model: no operation of an honest batch is refused, and no change is lost.
 
 mod stores;
 
@@ -13,7 +13,7 @@ use quell_vfs::{Kind, Result};
 use stores::operations::operation;
 use stores::{Fixture, NEW, NOW, tree};
 
-/// The number of random sequences, or that of the variable `QUELL_HISTORIES`.
+/// The number of random sequences: the value of the variable `QUELL_HISTORIES`, or 60.
 fn sequences() -> u64 {
     std::env::var("QUELL_HISTORIES").map_or(60, |text| text.parse().expect("a number"))
 }
@@ -51,7 +51,7 @@ fn batches_and_synchronous_operations_match_the_model() {
 }
 
 /// Checks that directories have the right number of links, that files have as many names as they
-/// state, and that every directory is found once. Returns the inode numbers.
+/// state, and that every directory is found exactly once. Returns the inode numbers.
 fn check(names: &dyn NameSpace, text: &str) -> HashSet<u64> {
     let mut files: HashMap<u64, (u32, u32)> = HashMap::new();
     let mut dirs = vec![ROOT];
@@ -115,7 +115,7 @@ fn batches_beside_changes_of_others_leave_a_whole_tree() {
                 }
                 Err(error) => panic!("{text}: {error}"),
             }
-            // Everything that the batch has created is somewhere.
+            // Every inode that the batch has created is found.
             let found = check(&*master, &text);
             let new = of_batch.iter().filter(|number| open.record.inodes.contains(number));
             let lost: Vec<_> = new.filter(|number| !found.contains(number)).collect();

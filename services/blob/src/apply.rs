@@ -12,7 +12,8 @@ use crate::recent::{Change, ChangedPart};
 use crate::tables::{Changes, Tables};
 use crate::transform::{self, NotApplied};
 
-/// The largest size of a blob whose pages a deletion or truncation removes itself, in bytes.
+/// The largest size of a blob whose pages a deletion or truncation removes at once, in bytes. The
+/// pages of larger blobs are removed later.
 const REMOVED_AT_ONCE_BYTES: u64 = 16 * PAGE_BYTES;
 
 /// An operation. Its data, if it is large, was written as an extent.
@@ -29,7 +30,7 @@ impl PreparedOperation {
     }
 }
 
-/// The storage of extents, the numbers and the time that operations need.
+/// The values that operations need besides the tables.
 pub(crate) struct Environment<'a> {
     pub(crate) extents: &'a dyn Extents,
     /// Returns a number that no other content has.
@@ -49,10 +50,10 @@ pub(crate) struct Applied {
 
 /// The reason for which operations were not applied. The caller discards the changed tables.
 #[derive(Debug)]
-pub(crate) enum NotDone {
+pub(crate) enum ApplyError {
     Refused(Refusal),
     /// Content that a truncation of this blob has left must be removed first.
-    Stale(Vec<u8>),
+    StaleContent(Vec<u8>),
 }
 
 /// Applies operations in their order.
@@ -60,7 +61,7 @@ pub(crate) fn apply(
     changes: &mut Changes<'_>,
     environment: &Environment<'_>,
     operations: &[PreparedOperation],
-) -> std::result::Result<Applied, NotDone> {
+) -> std::result::Result<Applied, ApplyError> {
     let mut applied = Applied::default();
     let mut result_bytes = 0;
     for (position, operation) in operations.iter().enumerate() {
@@ -73,22 +74,22 @@ pub(crate) fn apply(
                 // Few bytes of operations can need much memory.
                 if changes.size_bytes() + result_bytes > environment.bytes_max {
                     let failure = Failure::new(&too_large());
-                    return Err(NotDone::Refused(Refusal::Failed { operation: Some(position), failure }));
+                    return Err(ApplyError::Refused(Refusal::Failed { operation: Some(position), failure }));
                 }
                 applied.results.push(result);
             }
             Err(Stop::NotApplied(NotApplied::Different { cell, found })) => {
-                return Err(NotDone::Refused(Refusal::Different { operation: position, cell, found }));
+                return Err(ApplyError::Refused(Refusal::Different { operation: position, cell, found }));
             }
             Err(Stop::NotApplied(NotApplied::Overflow { cell })) => {
-                return Err(NotDone::Refused(Refusal::Overflow { operation: position, cell }));
+                return Err(ApplyError::Refused(Refusal::Overflow { operation: position, cell }));
             }
             Err(Stop::Failed(error)) if is_stale_content(&error) => {
-                return Err(NotDone::Stale(operation.operation.name().to_vec()));
+                return Err(ApplyError::StaleContent(operation.operation.name().to_vec()));
             }
             Err(Stop::Failed(error)) => {
                 let failure = Failure::new(&error);
-                return Err(NotDone::Refused(Refusal::Failed { operation: Some(position), failure }));
+                return Err(ApplyError::Refused(Refusal::Failed { operation: Some(position), failure }));
             }
         }
     }
@@ -265,7 +266,7 @@ fn apply_transform(
     Ok(before)
 }
 
-/// Returns an error if a name cannot be that of a blob.
+/// Returns an error if a blob cannot have a name.
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     match name.len() {
         0 => Err(Error::new(ErrorKind::InvalidInput, "use the empty name", name)),
@@ -274,7 +275,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// Removes content that a truncation of a blob has left, and returns whether none is left.
+/// Removes content that a truncation of a blob has left, and returns whether all of it is removed.
 pub(crate) fn remove_stale(
     changes: &mut Changes<'_>,
     extents: &dyn Extents,
@@ -295,7 +296,7 @@ pub(crate) fn has_stale(tables: &dyn Tables, name: &[u8]) -> Result<bool> {
     Ok(entry(tables, name)?.is_some_and(|entry| entry.has_stale_content()))
 }
 
-/// Returns whether the value of a name is that of a blob with content that a truncation has left.
+/// Returns whether a value is the entry of a blob with content that a truncation has left.
 pub(crate) fn is_stale_entry(value: &[u8]) -> bool {
     keys::decode::<BlobEntry>(value).is_ok_and(|entry| entry.has_stale_content())
 }

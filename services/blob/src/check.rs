@@ -24,17 +24,18 @@ pub enum ProblemKind {
     DamagedEntry,
     /// Two names have the same content.
     SharedContent,
-    /// Pages or references of a content that no blob has. Repair: the content is marked, and an
-    /// open store removes it.
+    /// There are pages or references of a content that no blob has. Repair: the content is marked,
+    /// and an open store removes it.
     OrphanContent,
     /// A page or reference after the end of its blob. Repair: it is removed.
     AfterEnd,
     /// Two references of a blob overlap.
     Overlap,
-    /// A blob has another number of references than its entry says. Repair: the number is set.
+    /// The number of references of a blob differs from the number in its entry. Repair: the number
+    /// is set.
     WrongCount,
-    /// An extent has another number of references than its entry says. Repair: the number is set;
-    /// an extent without references is marked, and an open store removes it.
+    /// The number of references to an extent differs from the number in its entry. Repair: the
+    /// number is set; an extent without references is marked, and an open store removes it.
     WrongReferences,
     /// A blob refers to an extent without an entry, or to bytes after its end.
     UnknownExtent,
@@ -45,7 +46,7 @@ pub enum ProblemKind {
     /// An extent exists, but has no entry in the tables. Repair: it is removed, unless a blob
     /// refers to it.
     OrphanExtent,
-    /// A blob is in another group of servers than the one of its name, so that no client finds it.
+    /// A blob is not in the group of servers to which its name belongs, so that no client finds it.
     WrongGroup,
     /// A transaction over several groups of servers is committed in some of them only.
     HalfCommitted,
@@ -102,7 +103,7 @@ pub struct Problem {
     pub is_repairable: bool,
 }
 
-/// The sizes of a store, as a check has found them.
+/// The numbers and sizes of the blobs and extents that a check has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CheckedStore {
     /// The number of blobs.
@@ -116,11 +117,11 @@ pub struct CheckedStore {
 }
 
 /// Checks a store that no process has open: the tables, the extents and their checksums. Passes
-/// each problem to `report`. With `repair`, repairs those that are repairable. The memory grows
-/// with the number of blobs and extents.
+/// each problem to `report`. If `repair` is set, repairs the problems that are repairable. The
+/// memory grows with the number of blobs and extents.
 ///
 /// # Errors
-/// Those of the key-value store and of the extents, other than damage.
+/// The errors of the key-value store and of the extents, other than damage.
 pub fn check(
     tables: &dyn KeyValue,
     extents: &dyn Extents,
@@ -200,7 +201,7 @@ pub fn check(
     Ok(checked)
 }
 
-/// Commits repairs. Each of them is valid without the others.
+/// Commits repairs. Each repair is valid without the others.
 fn commit(tables: &dyn KeyValue, repairs: Changed) -> Result<()> {
     let mut step = Changed::new();
     for (key, value) in repairs {
@@ -222,11 +223,11 @@ struct Check<'a, 'c> {
     deleted: HashSet<ContentId>,
     /// Contents that no blob has and that were reported.
     orphans: HashSet<ContentId>,
-    /// For each extent, the number of references, the end of the last byte that one names, and a
-    /// content that refers to it.
+    /// For each extent, the number of references, the largest end of a reference, and a content
+    /// that refers to the extent.
     references: HashMap<ExtentId, (u32, u64, ContentId)>,
     checked: CheckedStore,
-    /// Whether nothing may be repaired.
+    /// Whether there are damaged entries. Then no problem is repaired.
     has_damaged_entries: bool,
 }
 
@@ -259,7 +260,7 @@ struct Blob {
 impl Check<'_, '_> {
     fn problem(&mut self, kind: ProblemKind, id: Option<ContentId>, detail: String, is_repairable: bool) {
         let name = id.and_then(|id| self.blobs.get(&id)).map(|blob| blob.name.clone());
-        // Content that seems to belong to no blob may be that of a damaged entry.
+        // Content that seems to belong to no blob may belong to a damaged entry.
         let is_repairable = is_repairable && !self.has_damaged_entries;
         (self.report)(Problem { kind, name, detail, is_repairable });
     }
@@ -358,7 +359,8 @@ impl Check<'_, '_> {
         }
     }
 
-    /// Compares the extents with their entries, and returns those that the tables do not have.
+    /// Compares the extents with their entries, and returns the extents without an entry that can
+    /// be removed.
     fn extents(
         &mut self,
         known: &HashMap<ExtentId, ExtentEntry>,
@@ -399,7 +401,7 @@ impl Check<'_, '_> {
         for id in &orphans {
             self.problem(ProblemKind::OrphanExtent, None, format!("extent {:x}", id.0), true);
         }
-        // An extent that a blob refers to is not removed, although its entry is missing.
+        // An extent to which a blob refers is not removed, although its entry is missing.
         orphans.retain(|id| !self.references.contains_key(id));
         Ok(orphans)
     }

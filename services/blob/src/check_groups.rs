@@ -1,5 +1,5 @@
-//! The check of a store with several groups of servers: the blobs are in the groups of their names,
-//! and joint transactions are committed in all their groups or in none.
+//! The check of a store with several groups of servers: each blob must be in the group to which its
+//! name belongs, and each joint transaction must be committed in all of its groups or in none.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,9 +15,9 @@ use crate::tables::{Latest, visit_prefix};
 /// The joint transactions that a group knows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JointRecords {
-    /// Those that are prepared.
+    /// The joint transactions that are prepared.
     prepared: BTreeSet<JointId>,
-    /// Those with an outcome.
+    /// The joint transactions that have ended, with their outcomes.
     outcomes: BTreeMap<JointId, Outcome>,
     /// The decisions to commit that the group has made, with the other participants.
     decisions: BTreeMap<JointId, Vec<u32>>,
@@ -25,11 +25,12 @@ pub struct JointRecords {
     has_forgotten: bool,
 }
 
-/// Returns the joint transactions of a group, and reports blobs whose names belong to another one.
-/// Entries without their format, which [`check`](crate::check()) reports, are left out.
+/// Returns the joint transactions of a group, and reports blobs whose names belong to another
+/// group. Entries that do not have their format are skipped, because [`check`](crate::check())
+/// reports them.
 ///
 /// # Errors
-/// Those of the key-value store.
+/// The errors of the key-value store.
 pub fn read_joint_records(
     tables: &dyn KeyValue,
     (group, groups): (u32, u32),
@@ -72,7 +73,7 @@ pub fn read_joint_records(
 }
 
 /// Reports the joint transactions that are committed in some of their groups only. `groups` are the
-/// records of all groups, at a time at which no server runs.
+/// records of all groups, which were read while no server ran.
 pub fn compare_joint_records(groups: &[JointRecords], report: &mut dyn FnMut(Problem)) {
     let mut committed: BTreeMap<JointId, u32> = BTreeMap::new();
     for (number, group) in (0..).zip(groups) {

@@ -1,24 +1,26 @@
-//! Whether the operations of two transactions on one blob commute: in either order, the blob has
-//! the same content and both have the same results. The functions have no I/O and no state.
+//! Decides whether the operations of two transactions on one blob commute: in either order, the
+//! blob has the same content, and both transactions have the same results. The functions perform no
+//! I/O and have no state.
 
 use std::ops::Range;
 
 use quell_wire::blob::{CellType, Operation, Overflow, Transform, TransformKind};
 
 /// The largest number of different ranges of a blob that a transaction transforms and that are
-/// compared with those of others.
+/// compared with the ranges of other transactions.
 const TRANSFORMS_MAX: usize = 64;
 
-/// How the operations of a transaction use a blob.
+/// The use of a blob by the operations of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NameUse {
-    /// They transform integers, and create the blob unless it exists.
+    /// The operations only transform integers, and create the blob unless it exists.
     Transforms(Vec<IntegerTransform>),
-    /// They commute with no operation.
+    /// There are other operations, which commute with no operation.
     Other,
 }
 
-/// A transform of integers that has the same effect before and after others of its kind.
+/// A transform of integers that has the same effect before and after other transforms of the same
+/// kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct IntegerTransform {
     kind: TransformKind,
@@ -50,8 +52,8 @@ impl NameUse {
         }
     }
 
-    /// Returns whether the operations commute with those of another transaction on the same blob,
-    /// which exists.
+    /// Returns whether the operations commute with the operations of another transaction on the
+    /// same blob, which exists.
     pub(crate) fn commutes(&self, other: &NameUse) -> bool {
         match (self, other) {
             (NameUse::Transforms(own), NameUse::Transforms(others)) => {
@@ -146,7 +148,7 @@ mod tests {
             if crate::transform::check(&one.1).is_err() || crate::transform::check(&two.1).is_err() {
                 continue;
             }
-            // Equal kinds are drawn often enough.
+            // Half of the pairs have the same kind.
             if random.one_in(2) {
                 (two.0, two.1.kind, two.1.cell) = (one.0, one.1.kind, one.1.cell);
                 two.1.operands.resize(two.1.cell.size_bytes(), 3);

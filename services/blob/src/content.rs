@@ -16,7 +16,8 @@ use crate::tables::{Changes, Tables, end_of_prefix, visit_range};
 
 /// A read of more pages scans the tables; a read of fewer pages gets each of them.
 const PAGES_BY_GET_MAX: u64 = 8;
-/// The largest number of pages and references that a truncation removes itself.
+/// The largest number of pages and references that a truncation removes at once. The others are
+/// removed later.
 const REMOVED_AT_ONCE_MAX: usize = 4096;
 
 /// An extent that was written for a transaction.
@@ -79,7 +80,7 @@ pub(crate) fn read(
     })
 }
 
-/// Returns the first position from `offset` on that a page or an extent has, if it is before the
+/// Returns the first position from `offset` on that is in a page or an extent, if it is before the
 /// end of the blob. The bytes before it are zeros.
 pub(crate) fn next_data(tables: &dyn Tables, entry: &BlobEntry, offset: u64) -> Result<Option<u64>> {
     if offset >= entry.size_bytes {
@@ -237,7 +238,7 @@ impl Content<'_, '_> {
     }
 
     /// Copies bytes of an extent, which begins at `extent_start` in the blob, into the page that
-    /// has them, if this exists.
+    /// contains them, if this page exists.
     fn copy_into_page(&mut self, extent: ExtentId, extent_start: u64, start: u64, end: u64) -> Result<()> {
         let number = start / PAGE_BYTES;
         if self.changes.get(&keys::page(self.entry.id, number))?.is_none() {
@@ -285,9 +286,9 @@ impl Content<'_, '_> {
         Ok(is_removed)
     }
 
-    /// Removes the content after `end`: at most `limit` pages and at most `limit` references, those
-    /// with the lowest positions first. Returns whether all is removed. A page or reference that
-    /// contains `end` is shortened in any case.
+    /// Removes the content after `end`: at most `limit` pages and at most `limit` references, in
+    /// ascending order of their positions. Returns whether all content is removed. A page or
+    /// reference that contains `end` is shortened in any case.
     fn remove_after(&mut self, end: u64, limit: usize) -> Result<bool> {
         let id = self.entry.id;
         if !end.is_multiple_of(PAGE_BYTES) {
@@ -376,8 +377,8 @@ pub(crate) fn remove_deleted(changes: &mut Changes<'_>, id: ContentId, limit: us
     Ok(is_removed)
 }
 
-/// Replaces one reference to an extent by `remaining` ones. An extent without references is marked
-/// as unused.
+/// Changes the number of references to an extent after one reference was replaced by `remaining`
+/// ones. An extent without references is marked as unused.
 fn count_references(changes: &mut Changes<'_>, extent: ExtentId, remaining: u32) -> Result<()> {
     let key = keys::extent(extent);
     let damaged = || Error::new(ErrorKind::Damaged, "count references", "extent");
@@ -404,12 +405,12 @@ fn without_zeros(data: &[u8]) -> &[u8] {
 }
 
 /// Returns the error of an operation that would extend a blob over content that a truncation has
-/// left: it is removed first, and the transaction is applied again.
+/// left. The caller removes this content first, and applies the transaction again.
 fn stale_content() -> Error {
     Error::new(ErrorKind::Busy, "extend", "blob")
 }
 
-/// Returns whether an error is that of [`stale_content`].
+/// Returns whether [`stale_content`] has returned the error.
 pub(crate) fn is_stale_content(error: &Error) -> bool {
     error.kind == ErrorKind::Busy
 }

@@ -7,7 +7,7 @@ use quell_threads::lock;
 use quell_vfs::ErrorKind;
 use quell_wire::blob::{Operation, Refusal, Reply, Request, RequestKind, StoreCounters};
 
-/// The counters of a server. Those of its present state are zero.
+/// The counters of a server. The fields for its present state are zero here.
 pub(crate) struct Counters {
     started_ns: u64,
     counted: Mutex<StoreCounters>,
@@ -23,7 +23,7 @@ pub(crate) struct CountedRequest {
 }
 
 impl Counters {
-    /// Begins to count. Times are those of a clock that never goes back.
+    /// Begins to count. `now_ns` is the time of a monotonic clock, as in the other functions.
     pub(crate) fn new(now_ns: u64) -> Counters {
         Counters { started_ns: now_ns, counted: Mutex::default() }
     }
@@ -86,7 +86,7 @@ impl Counters {
     }
 }
 
-/// Returns the number of bytes that an operation writes, apart from those of transforms.
+/// Returns the number of bytes that an operation writes, other than a transform.
 fn data_bytes(operation: &Operation) -> u64 {
     match operation {
         Operation::Write { data, .. } | Operation::Append { data, .. } => data.len() as u64,

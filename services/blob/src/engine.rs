@@ -29,10 +29,10 @@ use crate::tables::{Changed, Changes, Latest, Tables, batch_of};
 use crate::versions::Versions;
 use crate::waiters::Waiters;
 
-/// The size of the changes of one group, in bytes, after which no transaction is added to it.
+/// No transaction is added to a group whose changes have this size, in bytes.
 const GROUP_BYTES: u64 = 8 << 20;
-/// The size of the changes of one transaction, in bytes. A group with its last transaction fits
-/// into a batch.
+/// The largest size of the changes of one transaction, in bytes. A group with its last transaction
+/// fits into a batch.
 pub(crate) const TRANSACTION_BYTES_MAX: u64 = BATCH_BYTES_MAX - (GROUP_BYTES + (1 << 20));
 
 /// The storage and the state of an open store.
@@ -53,20 +53,20 @@ pub(crate) struct Engine {
     /// The extents that were written, and their bytes.
     written_extents: AtomicU64,
     written_extent_bytes: AtomicU64,
-    /// The time until which commits wait, in nanoseconds of the clock. A clock that is set lets
-    /// them wait shorter or longer, and has no other effect.
+    /// The time until which commits wait, in nanoseconds of the clock. If the clock is set, they
+    /// wait for a shorter or longer time; this has no other effect.
     held_until_ns: AtomicU64,
     hold: Mutex<Hold>,
     /// The failure after which all commits fail.
     failure: OnceLock<Failure>,
 }
 
-/// The last time in which commits wait, in nanoseconds of the clock.
+/// The last period in which commits wait, in nanoseconds of the clock.
 #[derive(Default)]
 struct Hold {
     begun_ns: u64,
     until_ns: u64,
-    /// The earliest beginning of the next such time.
+    /// The earliest beginning of the next such period.
     next_ns: u64,
 }
 
@@ -96,7 +96,8 @@ impl Engine {
             return Err(Error { source, ..Error::new(ErrorKind::NoSpace, "open", "store") });
         }
         let latest = Latest(&*tables);
-        // Before the new epoch is stored: an opening that fails here is repeated by the next one.
+        // The extents are removed before the new epoch is stored. If this fails, the next opening
+        // removes them.
         if options.lists_when_opened {
             remove_uncommitted(&latest, &*extents, before..epoch)?;
         }
@@ -140,23 +141,24 @@ impl Engine {
         self.last_number.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Begins an extent whose data is sent in parts. It is passed to
+    /// Begins an extent whose data is sent in parts. The caller must pass the extent to
     /// [`prepare`](Engine::prepare) or to [`abandon`](Engine::abandon).
     pub(crate) fn begin_extent(&self) -> ExtentUpload {
-        // Clients that abandon extents may never commit, and removals follow commits.
+        // Unneeded data is normally removed after commits, but clients that abandon extents may
+        // never commit.
         if self.garbage.unused_extents().1 >= self.options.unused_extent_bytes_max / 4 {
             self.remove_some();
         }
         ExtentUpload::begin(&*self.extents, ExtentId(self.new_number()))
     }
 
-    /// Lets a later step remove an extent that no transaction refers to. Does not block.
+    /// Marks an extent to which no transaction refers for removal. Does not block.
     pub(crate) fn abandon(&self, extent: NewExtent) {
         self.garbage.add_uncommitted(extent);
     }
 
-    /// Checks the limits of a transaction, and writes its large data. `written` are extents that
-    /// exist, with the positions of their operations, ascending.
+    /// Checks the limits of a transaction, and writes its large data. `written` are the extents
+    /// that are written already, with the positions of their operations in ascending order.
     pub(crate) fn prepare(
         &self,
         transaction: Transaction,
@@ -179,8 +181,8 @@ impl Engine {
         (counters.unused_extents, counters.unused_extent_bytes) = self.garbage.unused_extents();
     }
 
-    /// Returns an entry of the queue for a step of a joint transaction. `step` gets whether the
-    /// operations of the transaction, if it is to be committed, are part of the entry.
+    /// Returns an entry of the queue for a step of a joint transaction. `step` receives whether the
+    /// entry contains operations: those of the transaction `committed`, if it is prepared here.
     pub(crate) fn prepare_joint(
         &self,
         committed: Option<JointId>,
@@ -191,7 +193,7 @@ impl Engine {
             None => None,
         };
         let Some(record) = record else { return Ok(Step::Joint(step(false)).alone()) };
-        // They were compared before, and are locked since.
+        // The reads were compared before, and the parts are locked since then.
         let transaction = Transaction { snapshot: None, reads: Vec::new(), ..record.preparation.transaction };
         Ok(Prepared { step: Step::Joint(step(true)), ..self.prepare(transaction, Vec::new())? })
     }
@@ -207,8 +209,9 @@ impl Engine {
         find_unconfirmed(&Latest(&*self.tables), id)
     }
 
-    /// Returns the joint transactions that are prepared, with their coordinators, and those whose
-    /// commit is not confirmed: this group is their coordinator.
+    /// Returns the joint transactions that are prepared, with their coordinators, and the joint
+    /// transactions whose commit is not confirmed, for which this group is the coordinator
+    /// (`None`).
     pub(crate) fn joint_undecided(&self) -> Result<Vec<(JointId, Option<u32>)>> {
         let prepared = self.versions.locks();
         let prepared = prepared.iter().map(|locks| (locks.id, Some(locks.coordinator)));
@@ -216,8 +219,9 @@ impl Engine {
         Ok(prepared.chain(unconfirmed.into_iter().map(|id| (id, None))).collect())
     }
 
-    /// Lets commits wait for some milliseconds; 0 ends the wait. A wait begins at the earliest when
-    /// commits were possible for as long as they were not before, so that clients cannot stop them.
+    /// Makes commits wait for some milliseconds; 0 ends the wait. After a wait, the next one can
+    /// begin only after commits were possible for the same time, so that clients cannot stop
+    /// commits.
     pub(crate) fn hold(&self, milliseconds: u32) {
         let now_ns = self.clock.now_ns();
         let mut hold = lock(&self.hold);
@@ -239,8 +243,8 @@ impl Engine {
         until_ns > 0 && self.clock.now_ns() < until_ns
     }
 
-    /// Commits the transactions that wait, unless another thread does, and calls `after_group`
-    /// after each group. Returns whether there were any.
+    /// Commits the transactions that wait, unless another thread commits them, and calls
+    /// `after_group` after each group. Returns whether there were transactions to commit.
     pub(crate) fn commit_pending(&self, after_group: &mut dyn FnMut()) -> bool {
         if self.is_held() || !self.queue.lead() {
             return false;
@@ -266,7 +270,7 @@ impl Engine {
         }
     }
 
-    /// Commits transactions together, and passes on their results.
+    /// Commits transactions together, and passes the results to their receivers.
     fn commit_group(&self, group: Vec<PendingTransaction>) {
         let mut leader = lock(&self.leader);
         if is_almost_used_up(leader.last.0.max(self.last_number.load(Ordering::Relaxed))) {
@@ -312,7 +316,8 @@ impl Engine {
                 }
                 Err(refusal) => (Err(refusal), false),
             };
-            // Its extents are kept until the commit: if this fails, it may be applied again.
+            // The extents of the transaction are kept until the commit: if the commit fails, the
+            // transaction may be applied again.
             done.push(Decided { pending, result, is_applied });
         }
         if !group.is_empty() {
@@ -345,8 +350,8 @@ impl Engine {
         }
     }
 
-    /// Passes on the failure of the commit of a group. `not_yet` is a transaction for which
-    /// truncated content was to be removed.
+    /// Passes the failure of the commit of a group to the receivers. `not_yet` is a transaction
+    /// that waits for the removal of truncated content.
     fn fail_group(
         &self,
         error: &Error,
@@ -355,7 +360,7 @@ impl Engine {
         not_yet: Option<PendingTransaction>,
     ) {
         if is_full(error) && done.len() + usize::from(not_yet.is_some()) > 1 {
-            // A smaller group may still fit.
+            // The transactions of the group may fit one by one.
             done.into_iter().for_each(|decided| self.commit_group(vec![decided.pending]));
             self.queue.put_back(Vec::from_iter(not_yet));
             return;
@@ -375,13 +380,13 @@ impl Engine {
         }
     }
 
-    /// Removes the extents of a transaction, and passes on the failure.
+    /// Removes the extents of a transaction, and passes the failure to its receiver.
     fn refuse(&self, pending: PendingTransaction, failure: &Failure) {
         pending.prepared.discard(&*self.extents);
         pending.receiver.receive(Err(Refusal::Failed { operation: None, failure: failure.clone() }));
     }
 
-    /// Writes changes. Snapshots of earlier states see the values before them.
+    /// Writes changes. Snapshots of earlier states still see the values before the changes.
     fn write(
         &self,
         leader: &mut Leader,
@@ -404,8 +409,8 @@ impl Engine {
             if is_failure {
                 self.failure.get_or_init(|| Failure::new(error));
             }
-            // The first commit that fails may be visible: readers need the values before it.
-            // Refused and later ones have written nothing.
+            // The first commit that fails may be visible, so readers need the values before it.
+            // Refused commits and later commits have written nothing.
             if !is_first_failure {
                 self.versions.undo_commit(version);
             } else if is_full(error) {
@@ -440,21 +445,22 @@ impl Engine {
         self.failure.get()
     }
 
-    /// Removes the extents that processes wrote before this one opened the store, and that no
-    /// commit refers to. Returns their number.
+    /// Removes the extents that earlier processes have written, and to which no commit refers.
+    /// Returns their number.
     pub(crate) fn remove_orphans(&self) -> Result<usize> {
-        // Commits of this process refer to extents of its own epoch, or to those that others do.
+        // Commits of this process refer only to extents of its own epoch, or to extents to which
+        // earlier commits refer.
         remove_uncommitted(&Latest(&*self.tables), &*self.extents, 0..self.epoch)
     }
 
-    /// Lets the next thread that commits remove the content that truncations have left.
+    /// Makes the next thread that commits remove the content that truncations have left.
     pub(crate) fn remove_truncated(&self) {
         for name in self.garbage.take_truncated() {
             self.remove_stale_of(name);
         }
     }
 
-    /// Lets the next thread that commits remove the content of a blob that a truncation has left.
+    /// Makes the next thread that commits remove the content of a blob that a truncation has left.
     pub(crate) fn remove_stale_of(&self, name: Vec<u8>) {
         let prepared = Step::RemoveStale(name).alone();
         self.queue.add_only(PendingTransaction { prepared, receiver: Receiver::Function(Box::new(|_| ())) });

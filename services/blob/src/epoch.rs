@@ -1,10 +1,10 @@
-//! Numbers that are never used twice, without a write for each of them: the upper bits are the
+//! Numbers that are never used twice, without a write for each number: the upper bits are the
 //! number of times that the store was opened.
 
 use crate::keys::ExtentId;
 
-/// The number of bits of the counter in an epoch: they suffice for 200 days at a million numbers
-/// per second. The other bits suffice for a million openings of a store.
+/// The number of bits of the counter in an epoch: enough for 200 days at a million numbers per
+/// second. The other bits are enough for a million openings of a store.
 const COUNTER_BITS: u32 = 44;
 /// The largest epoch.
 pub(crate) const EPOCH_MAX: u64 = (1 << (64 - COUNTER_BITS)) - 1;
@@ -30,7 +30,8 @@ pub(crate) fn is_almost_used_up(number: u64) -> bool {
 }
 
 impl ExtentId {
-    /// Returns the extent with a number in an epoch, or `None` if one of them has too many bits.
+    /// Returns the extent with a number in an epoch, or `None` if the epoch or the number has too
+    /// many bits.
     pub(crate) fn new(epoch: u64, number: u64) -> Option<ExtentId> {
         let id = ExtentId(first_of(epoch.min(EPOCH_MAX)) | number_in_epoch(number));
         (epoch_of(id.0) == epoch && number_in_epoch(id.0) == number).then_some(id)

@@ -5,8 +5,8 @@ use quell_vfs::{Error, ErrorKind, Result};
 use crate::content::NewExtent;
 use crate::extents::{EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, ExtentId, ExtentWriter, Extents};
 
-/// An extent that is being written. Storage that cannot write an extent in parts gets all of it at
-/// the end.
+/// An extent that is being written. If the storage cannot write an extent in parts, the whole
+/// extent is written at the end.
 pub(crate) struct ExtentUpload {
     pub(crate) extent: NewExtent,
     target: Target,
@@ -18,7 +18,7 @@ enum Target {
 }
 
 impl ExtentUpload {
-    /// Begins an extent with a number that no other one has.
+    /// Begins an extent. No other extent has the number `id`.
     pub(crate) fn begin(extents: &dyn Extents, id: ExtentId) -> ExtentUpload {
         let target = match extents.begin(id) {
             Some(writer) => Target::Writer(writer),
@@ -30,8 +30,8 @@ impl ExtentUpload {
     /// Appends data.
     ///
     /// # Errors
-    /// `InvalidInput` if the extent would have more than 64 MiB; those of the extents. The upload
-    /// cannot be continued.
+    /// `InvalidInput` if the extent would have more than 64 MiB; the errors of the extents. The
+    /// upload cannot be continued.
     pub(crate) fn append(&mut self, data: &[u8]) -> Result<()> {
         if self.extent.length_bytes + data.len() as u64 > EXTENT_BYTES_MAX as u64 {
             return Err(invalid("an operation has more than 64 MiB of data"));
@@ -46,10 +46,11 @@ impl ExtentUpload {
         }
     }
 
-    /// Ends the extent. When the call returns, its data survives what a commit survives.
+    /// Ends the extent. When the call returns, its data survives all failures that a commit
+    /// survives.
     ///
     /// # Errors
-    /// `InvalidInput` if the extent has less than 32 KiB; those of the extents.
+    /// `InvalidInput` if the extent has less than 32 KiB; the errors of the extents.
     pub(crate) fn finish(self, extents: &dyn Extents) -> Result<()> {
         if self.extent.length_bytes < EXTENT_BYTES_MIN as u64 {
             return Err(invalid("the data of an extent has less than 32 KiB"));

@@ -1,4 +1,4 @@
-//! Data that the latest state does not need, which is removed when no snapshot needs it either.
+//! Removes data that the latest state does not need, when no snapshot needs it either.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use crate::tables::{Changed, Changes, Latest, Tables, batch_of, visit_prefix};
 
 /// The number of entries or extents that one step removes.
 pub(crate) const REMOVED_IN_A_STEP: usize = 2048;
-/// The number of extents and contents that wait before a commit removes some.
+/// The number of extents and contents that must wait before a step removes some of them.
 const REMOVED_TOGETHER: usize = 64;
 
 /// The unneeded data of a store.
@@ -62,7 +62,7 @@ impl Garbage {
         Ok(Garbage { tables, extents, waiting: Mutex::new(waiting), removal: Mutex::new(()) })
     }
 
-    /// Notes the data that a commit has made unneeded.
+    /// Records the data that is not needed any more after a commit.
     pub(crate) fn note(&self, version: Version, changed: &Changed) {
         let mut waiting = lock(&self.waiting);
         for (key, value) in changed.iter().filter_map(|(key, value)| Some((key, value.as_ref()?))) {
@@ -83,17 +83,17 @@ impl Garbage {
         }
     }
 
-    /// Adds an extent that no commit refers to, or will. If the store is opened again before its
-    /// removal, the opening removes it.
+    /// Adds an extent to which no commit refers or will refer. If the store is opened again before
+    /// the extent is removed, the opening removes it.
     pub(crate) fn add_uncommitted(&self, extent: NewExtent) {
         let mut waiting = lock(&self.waiting);
-        // No state needs it.
+        // No state needs the extent, so it can be removed first.
         waiting.extents.push_front((Version(0), extent.id, extent.length_bytes));
         waiting.extent_bytes += extent.length_bytes;
     }
 
     /// If the extents that are kept for states from `oldest` on have more than `bytes_max` bytes,
-    /// returns the state from which on they have about half of it.
+    /// returns the first state for which they would have only about half of `bytes_max`.
     pub(crate) fn excess(&self, oldest: Version, bytes_max: u64) -> Option<Version> {
         let waiting = lock(&self.waiting);
         if waiting.extent_bytes <= bytes_max {
@@ -115,7 +115,8 @@ impl Garbage {
         (waiting.extents.len() as u64, waiting.extent_bytes)
     }
 
-    /// Returns the names of blobs with content that a truncation has left, and forgets them.
+    /// Returns the names of blobs with content that a truncation has left, and removes them from
+    /// the list.
     pub(crate) fn take_truncated(&self) -> VecDeque<Vec<u8>> {
         std::mem::take(&mut lock(&self.waiting).truncated)
     }
@@ -129,7 +130,7 @@ impl Garbage {
     }
 
     /// Removes at most about `limit` entries and extents that no state from `oldest` on needs,
-    /// unless another thread removes some.
+    /// unless another thread is removing data.
     pub(crate) fn try_remove(&self, oldest: Version, limit: usize) -> Result<()> {
         match try_lock(&self.removal) {
             Some(_removal) => self.remove_step(oldest, limit),
@@ -191,7 +192,8 @@ impl Garbage {
         }
         let mut batch = Batch::new();
         extents.iter().for_each(|(id, _)| batch.delete(&keys::unused_extent(*id)));
-        // If the commit fails, the next open removes the extents, which no longer exist, again.
+        // If the commit fails, the next opening tries to remove the extents again, although they no
+        // longer exist.
         self.tables.commit(batch)?;
         Ok(extents.len())
     }
@@ -216,9 +218,9 @@ impl Waiting {
     }
 }
 
-/// Removes the extents of some epochs that no commit refers to, because their process ended before
+/// Removes the extents of some epochs to which no commit refers, because their process ended before
 /// the commit. Returns their number. No process that can still commit may use the epochs for new
-/// extents. Those of later epochs are not touched: another process, which has opened the store
+/// extents. Extents of later epochs are not removed: another process, which has opened the store
 /// meanwhile, may have committed them.
 pub(crate) fn remove_uncommitted(
     tables: &dyn Tables,
@@ -234,7 +236,8 @@ pub(crate) fn remove_uncommitted(
     })?;
     let mut removed = 0;
     for id in found {
-        // An extent in use becomes an unused one in a commit, so this order misses none.
+        // A commit turns an extent in use into an unused extent, and never the reverse, so this
+        // order of the look-ups finds every extent that a commit knows.
         let is_used = tables.get(&keys::extent(id))?.is_some();
         if !is_used && tables.get(&keys::unused_extent(id))?.is_none() {
             extents.remove(id)?;

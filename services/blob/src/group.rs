@@ -1,6 +1,6 @@
 //! One of several groups of servers of a store: the blobs that it has, and the requests about joint
-//! transactions. Servers of different groups do not talk to each other: clients pass on their
-//! statements, with keyed hashes that clients cannot compute.
+//! transactions. Servers of different groups do not communicate with each other. Clients carry the
+//! statements of the servers, with keyed hashes that clients cannot compute.
 //! docs/decisions/0035-groups-of-servers.md describes the protocol.
 
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::store::OpenStore;
 /// The longest time for which commits wait for a snapshot of several groups, in milliseconds.
 const HOLD_MS_MAX: u32 = 500;
 
-/// The place of a server among the groups of a store.
+/// The group of a server, and the number of groups of the store.
 #[derive(Clone)]
 pub struct Group {
     number: u32,
@@ -46,8 +46,7 @@ impl Group {
         Ok(Group { number, count, key: blake3::derive_key("quell blob 1 joint transactions", secret) })
     }
 
-    /// Returns the reason for which a server of this group does not execute a request: it concerns
-    /// a blob of another one.
+    /// Refuses a request that concerns a blob of another group.
     pub(crate) fn check(&self, request: &Request) -> Result<(), Refusal> {
         match request {
             Request::Read { name, .. } | Request::Stat { name, .. } | Request::NextData { name, .. } => {
@@ -63,7 +62,7 @@ impl Group {
         }
     }
 
-    /// Does the same for a transaction.
+    /// Refuses a transaction that concerns a blob of another group.
     pub(crate) fn check_transaction(&self, transaction: &Transaction) -> Result<(), Refusal> {
         let reads = transaction.reads.iter().filter(|read| read.part != Part::NamesWithPrefix);
         let operations = transaction.operations.iter().flat_map(|operation| operation.names());
@@ -80,7 +79,7 @@ impl Group {
     }
 
     /// Executes a request about joint transactions, and passes the reply to `replied`: at once, or
-    /// by the thread that commits.
+    /// on the thread that commits.
     pub(crate) fn execute(
         &self,
         store: &OpenStore,

@@ -1,5 +1,5 @@
-//! Joint transactions at one group of servers: the locks of those that are prepared, and the
-//! records of their outcomes. The code has no I/O but that of the tables, and no threads.
+//! Joint transactions at one group of servers: the locks of prepared transactions, and the records
+//! of outcomes. The code performs no I/O except through the tables, and starts no threads.
 //! docs/decisions/0035-groups-of-servers.md describes the protocol.
 
 use std::collections::HashMap;
@@ -25,13 +25,13 @@ const RECORD_BYTES_MAX: usize = 8 * JOINT_BYTES_MAX;
 
 /// A step of a joint transaction.
 pub(crate) enum JointStep {
-    /// Compares its part, and locks it.
+    /// Compares the part of the transaction that is in this group with later commits, and locks it.
     Prepare(Arc<Preparation>),
-    /// Commits it at the coordinator, if these are its participants.
+    /// Commits the transaction at the coordinator, if these are its participants.
     Commit { id: JointId, participants: Vec<u32>, has_operations: bool },
-    /// Aborts it at the coordinator unless it is decided.
+    /// Aborts the transaction at the coordinator, unless it is decided already.
     Resolve { id: JointId, group: u32 },
-    /// Applies the decision of its coordinator at another participant.
+    /// Applies the decision of the coordinator at another participant.
     Apply { id: JointId, coordinator: u32, outcome: Outcome, has_operations: bool },
     /// Removes the decision to commit, which these participants have confirmed.
     Forget { id: JointId, participants: Vec<u32> },
@@ -47,7 +47,7 @@ pub(crate) struct PreparedRecord {
 }
 
 impl PreparedRecord {
-    /// Returns the bytes of the value.
+    /// Encodes the value.
     pub(crate) fn encode(&self) -> std::result::Result<Vec<u8>, Refusal> {
         let encoded = keys::encode(self);
         match encoded.len() <= RECORD_BYTES_MAX {
@@ -72,15 +72,16 @@ pub(crate) struct UnconfirmedRecord {
     pub(crate) participants: Vec<u32>,
 }
 
-/// The locks of a joint transaction that is prepared: on the parts that it changes, which only
-/// transforms that commute with its own ones may change, and on those that it has read.
+/// The locks of a joint transaction that is prepared: on the parts that it changes, which other
+/// transactions may change only with transforms that commute, and on the parts that it has read.
 pub(crate) struct JointLocks {
     pub(crate) id: JointId,
     pub(crate) coordinator: u32,
-    /// The names of the operations, with their uses.
+    /// The names that the operations use, and how they use them.
     names: HashMap<Vec<u8>, NameUse>,
     /// Whether a transaction or a read that does not commute with this transaction was refused.
-    /// Then no other one is prepared that shares its locks, so that they end.
+    /// From then on, no other transaction that shares its locks is prepared, so that the locks are
+    /// released.
     has_waiters: AtomicBool,
     changes: RecentChanges,
     reads: Vec<Read>,
@@ -120,7 +121,7 @@ impl JointLocks {
         self.has_waiters.load(Ordering::Relaxed) && self.shared(names).next().is_some()
     }
 
-    /// Returns the uses of the names that this transaction and another one use.
+    /// For each name that both this transaction and another one use, returns both uses.
     fn shared<'a>(
         &'a self,
         names: &'a HashMap<Vec<u8>, NameUse>,
@@ -148,17 +149,17 @@ impl JointLocks {
         Refusal::Locked { id: self.id, coordinator: self.coordinator }
     }
 
-    /// Notes the outcome. Readers of states before `version` do not see a commit.
+    /// Records the outcome. States before `version` do not contain the changes of a commit.
     pub(crate) fn end(&self, outcome: Outcome, version: Version) {
         self.outcome.get_or_init(|| (outcome, version));
     }
 
-    /// Returns whether a state contains everything that it must, although the transaction was
-    /// prepared and not ended when the state was the latest one.
+    /// Checks that a state can be read, although this transaction was prepared and not ended when
+    /// the state was the latest one.
     ///
     /// # Errors
-    /// [`Locked`] if the outcome is not known; `Stale` if the transaction was committed, but is not
-    /// in the state.
+    /// [`Locked`] if the outcome is not known; `Stale` if the transaction was committed, but the
+    /// state does not contain its changes.
     fn check(&self, state: Version) -> Result<()> {
         match self.outcome.get() {
             None => Err(Error { source: Some(Box::new(Locked(self.refuse_waiter()))), ..busy() }),
@@ -171,7 +172,7 @@ impl JointLocks {
     }
 }
 
-/// Returns the names that operations use, with their uses.
+/// Returns the names that operations use, and how they use them.
 pub(crate) fn uses_of<'a>(operations: impl IntoIterator<Item = &'a Operation>) -> HashMap<Vec<u8>, NameUse> {
     let mut uses: HashMap<Vec<u8>, NameUse> = HashMap::new();
     for operation in operations {
@@ -188,7 +189,7 @@ pub(crate) type LocksOfState = Arc<Vec<Arc<JointLocks>>>;
 /// Checks that a part of a state can be read.
 ///
 /// # Errors
-/// Those of [`JointLocks::check`].
+/// The errors of [`JointLocks::check`].
 pub(crate) fn check_read(locks: &LocksOfState, state: Version, name: &[u8], part: Part) -> Result<()> {
     if locks.is_empty() {
         return Ok(());
@@ -198,10 +199,10 @@ pub(crate) fn check_read(locks: &LocksOfState, state: Version, name: &[u8], part
     check_all(of_part, state)
 }
 
-/// Checks that the attributes of the blobs whose names satisfy `is_read` can be read.
+/// Checks that the attributes of the blobs for whose names `is_read` returns true can be read.
 ///
 /// # Errors
-/// Those of [`JointLocks::check`].
+/// The errors of [`JointLocks::check`].
 pub(crate) fn check_names(
     locks: &LocksOfState,
     state: Version,
@@ -211,15 +212,15 @@ pub(crate) fn check_names(
     check_all(of_names, state)
 }
 
-/// Checks all locks, also after an error, so that each lock that has not ended refuses further
-/// transactions.
+/// Checks all locks, even after an error, so that each transaction that has not ended from now on
+/// refuses transactions that share its locks.
 fn check_all<'a>(locks: impl Iterator<Item = &'a Arc<JointLocks>>, state: Version) -> Result<()> {
     locks.map(|locks| locks.check(state)).fold(Ok(()), Result::and)
 }
 
 /// Returns the refusal of a transaction that waits for the end of these joint transactions. The
-/// refusal names the first of them. From now on, no further transaction can share the locks of any
-/// of them.
+/// refusal names the first of them. From now on, no further transaction that shares their locks is
+/// prepared.
 pub(crate) fn refusal_by_all<'a>(locks: impl Iterator<Item = &'a JointLocks>) -> Option<Refusal> {
     locks.map(JointLocks::refuse_waiter).fold(None, |first, refusal| first.or(Some(refusal)))
 }
@@ -247,7 +248,7 @@ fn busy() -> Error {
     Error::new(ErrorKind::Busy, "read", "the latest state")
 }
 
-/// Returns the error of a joint transaction that does not have its form.
+/// Returns the error of a joint transaction that is not valid.
 pub(crate) fn invalid(reason: &str) -> Error {
     let source = Some(reason.to_string().into());
     Error { source, ..Error::new(ErrorKind::InvalidInput, "commit", "transaction over several groups") }
@@ -347,7 +348,7 @@ mod tests {
             assert!(locks.iter().all(|locks| !locks.stop(&[], &add) && !locks.has_waiters_for(&add)));
             assert!(waits(&locks));
             assert!(locks.iter().all(|locks| locks.has_waiters_for(&add)));
-            // A transaction of other names need not wait.
+            // A transaction that uses other names need not wait.
             assert!(locks.iter().all(|locks| !locks.has_waiters_for(&HashMap::new())));
         }
         assert_eq!(refusal_by_all(std::iter::empty()), None);

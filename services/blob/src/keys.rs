@@ -1,5 +1,5 @@
-//! The keys and values of the tables. docs/formats/blob.md draws them. Integers in keys are big
-//! endian, so that keys are ordered by them.
+//! The keys and values of the tables. docs/formats/blob.md describes them. Integers in keys are big
+//! endian, so that the order of keys is the order of the integers.
 
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{FileAttributes, JointId, TransactionId, Version};
@@ -27,7 +27,7 @@ pub(crate) struct BlobEntry {
     /// The number of references to extents.
     pub(crate) extent_refs: u64,
     /// The end of the content that a truncation has left after the end of the blob, or a smaller
-    /// number if there is none. It is removed before the blob is extended.
+    /// number if there is no such content. The content is removed before the blob is extended.
     pub(crate) stale_end_bytes: u64,
     /// The attributes of the blob as a file.
     pub(crate) file: Option<FileAttributes>,
@@ -78,7 +78,7 @@ pub(crate) fn name(name: &[u8]) -> Vec<u8> {
     [&[NAME], name].concat()
 }
 
-/// Returns the name of a key of [`name`].
+/// Returns the name in a key that [`name`] has returned.
 pub(crate) fn name_of(key: &[u8]) -> Result<&[u8]> {
     key.strip_prefix(&[NAME]).ok_or_else(|| damaged("a key of a name"))
 }
@@ -95,7 +95,7 @@ pub(crate) fn page(id: ContentId, number: u64) -> Vec<u8> {
     key
 }
 
-/// Returns the number of a key of [`page`].
+/// Returns the number of the page in a key that [`page`] has returned.
 pub(crate) fn number_of_page(key: &[u8]) -> Result<u64> {
     last_number(key, 17)
 }
@@ -110,7 +110,7 @@ pub(crate) fn all_references() -> Vec<u8> {
     vec![REFERENCE]
 }
 
-/// Returns the content of a key of [`page`] or [`reference`].
+/// Returns the content in a key that [`page`] or [`reference`] has returned.
 pub(crate) fn content_of(key: &[u8]) -> Result<ContentId> {
     match key.get(1..9).and_then(|id| id.first_chunk()) {
         Some(id) => Ok(ContentId(u64::from_be_bytes(*id))),
@@ -124,14 +124,14 @@ pub(crate) fn references(id: ContentId) -> Vec<u8> {
 }
 
 /// Returns the key of the reference whose last byte is before `end`. The end is in the key, so that
-/// a scan from a position finds the reference that contains the position first.
+/// a scan from a position begins with the reference that contains the position.
 pub(crate) fn reference(id: ContentId, end: u64) -> Vec<u8> {
     let mut key = references(id);
     key.extend_from_slice(&end.to_be_bytes());
     key
 }
 
-/// Returns the end of a key of [`reference`].
+/// Returns the end in a key that [`reference`] has returned.
 pub(crate) fn end_of_reference(key: &[u8]) -> Result<u64> {
     last_number(key, 17)
 }
@@ -146,7 +146,7 @@ pub(crate) fn extents() -> Vec<u8> {
     vec![EXTENT]
 }
 
-/// Returns the extent of a key of [`extent`] or [`unused_extent`].
+/// Returns the extent in a key that [`extent`] or [`unused_extent`] has returned.
 pub(crate) fn extent_of(key: &[u8]) -> Result<ExtentId> {
     Ok(ExtentId(last_number(key, 9)?))
 }
@@ -171,7 +171,7 @@ pub(crate) fn deleted_contents() -> Vec<u8> {
     vec![DELETED_CONTENT]
 }
 
-/// Returns the content of a key of [`deleted_content`].
+/// Returns the content in a key that [`deleted_content`] has returned.
 pub(crate) fn deleted_content_of(key: &[u8]) -> Result<ContentId> {
     Ok(ContentId(last_number(key, 9)?))
 }
@@ -212,8 +212,8 @@ pub(crate) fn all_joint_unconfirmed() -> Vec<u8> {
     vec![JOINT_UNCONFIRMED]
 }
 
-/// Returns the joint transaction of a key of [`joint_outcome`], [`joint_prepared`] or
-/// [`joint_unconfirmed`].
+/// Returns the joint transaction in a key that [`joint_outcome`], [`joint_prepared`] or
+/// [`joint_unconfirmed`] has returned.
 pub(crate) fn joint_of(key: &[u8]) -> Result<JointId> {
     transaction_of(key).map(|TransactionId { client, number, .. }| JointId { client, number })
 }
@@ -231,7 +231,7 @@ pub(crate) fn results() -> Vec<u8> {
     vec![RESULT]
 }
 
-/// Returns the transaction of a key of [`result`]. The key does not contain `begun`.
+/// Returns the transaction in a key that [`result`] has returned. The key does not contain `begun`.
 pub(crate) fn transaction_of(key: &[u8]) -> Result<TransactionId> {
     let number = last_number(key, 25)?;
     match key[1..].first_chunk() {
@@ -242,12 +242,12 @@ pub(crate) fn transaction_of(key: &[u8]) -> Result<TransactionId> {
     }
 }
 
-/// Returns the bytes of a value.
+/// Encodes a value.
 pub(crate) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_allocvec(value).expect("a vector has room for every value")
 }
 
-/// Reads a value.
+/// Decodes a value.
 pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
     match postcard::take_from_bytes(bytes) {
         Ok((value, [])) => Ok(value),

@@ -1,5 +1,5 @@
-//! The decisions of the thread that commits: whether a transaction of a group is committed, with
-//! which changes and result. Other code writes them.
+//! The decisions of the thread that commits: whether a transaction of a group is committed, and its
+//! changes and result. Other code writes the changes.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{Committed, JointId, Outcome, Preparation, Read, Refusal, Transaction, Version};
 
-use crate::apply::{self, Applied, Environment, NotDone};
+use crate::apply::{self, Applied, ApplyError, Environment};
 use crate::commuting::NameUse;
 use crate::garbage::REMOVED_IN_A_STEP;
 use crate::joint::{
@@ -36,8 +36,8 @@ pub(crate) struct Leader {
     pub(crate) has_failed: bool,
 }
 
-/// The effects of the transactions of a group that were decided so far, besides their changes of
-/// the tables.
+/// The effects of the transactions of a group that were decided so far, besides the changes of the
+/// tables.
 pub(crate) struct GroupEffects {
     /// The changes, with which later transactions of the group can conflict.
     pub(crate) changes: RecentChanges,
@@ -59,9 +59,9 @@ impl GroupEffects {
 /// The decision about a transaction.
 pub(crate) enum Decision {
     Applied(Committed),
-    /// It was committed before, or changes nothing.
+    /// The transaction was committed before, or changes nothing.
     Repeated(Committed),
-    /// A part of the truncated content was removed; it is applied with the next group.
+    /// A part of truncated content was removed. The transaction is decided with the next group.
     NotYet,
 }
 
@@ -74,12 +74,12 @@ pub(crate) struct Group<'a, 'b> {
     pub(crate) environment: Environment<'a>,
     pub(crate) version: Version,
     pub(crate) waiters: &'a Waiters,
-    /// The time of the clock that never goes back.
+    /// The time of the monotonic clock.
     pub(crate) monotonic_ns: u64,
 }
 
 impl Leader {
-    /// Returns the state of a store that was opened.
+    /// Returns the state for a store that was just opened.
     pub(crate) fn open(tables: &dyn Tables, opened: Version) -> Result<Leader> {
         let mut results = Vec::new();
         visit_prefix(tables, &keys::results(), &mut |key, value| {
@@ -107,8 +107,9 @@ impl Leader {
         })
     }
 
-    /// Removes the oldest results if there are more than `results_max` with `new` ones. Returns
-    /// their number: they are forgotten when the commit succeeds.
+    /// Removes the oldest results from the tables if there would be more than `results_max`
+    /// together with `new` ones. Returns the number of removed results, which are removed from
+    /// `results` when the commit succeeds.
     pub(crate) fn forget_results(&self, all: &mut Changes<'_>, new: usize, results_max: usize) -> usize {
         let surplus = (self.results.len() + new).saturating_sub(results_max.max(new));
         let forgotten = surplus.min(self.results.len());
@@ -121,7 +122,7 @@ impl Leader {
         forgotten
     }
 
-    /// Takes over the effects of a group that was written. Returns whether the locks have changed.
+    /// Adds the effects of a group that was written. Returns whether the locks have changed.
     pub(crate) fn add(&mut self, version: Version, forgotten: usize, effects: GroupEffects) -> bool {
         if let Some((last, _)) = self.results.drain(..forgotten).next_back() {
             self.forgotten_results = last;
@@ -181,8 +182,8 @@ impl Group<'_, '_> {
         let mut own = Changes::new(&*self.all);
         let applied = match apply::apply(&mut own, &self.environment, &prepared.operations) {
             Ok(applied) => applied,
-            Err(NotDone::Refused(refusal)) => return Err(refusal),
-            Err(NotDone::Stale(name)) => return self.remove_stale(&name),
+            Err(ApplyError::Refused(refusal)) => return Err(refusal),
+            Err(ApplyError::StaleContent(name)) => return self.remove_stale(&name),
         };
         self.check_shared_locks(&applied)?;
         let committed = Committed { version: self.version, results: applied.results };
@@ -199,7 +200,8 @@ impl Group<'_, '_> {
         Ok(Decision::Applied(committed))
     }
 
-    /// Notes that the client of a transaction waits for locked names, or does no longer.
+    /// Records that the client of a transaction waits for locked names, or does not wait any
+    /// longer.
     fn note_waiter(&self, prepared: &Prepared, decided: &Decided<Decision>) {
         let Some(id) = prepared.id else { return };
         let client = WaiterId::Writer(id.client);
@@ -248,7 +250,8 @@ impl Group<'_, '_> {
         refusal_by_all(self.locks().filter(|locks| locks.stop(reads, names))).map_or(Ok(()), Err)
     }
 
-    /// Compares the changes of a transaction with the reads of those that are prepared.
+    /// Compares the changes of a transaction with the reads of the joint transactions that are
+    /// prepared.
     fn check_shared_locks(&self, applied: &Applied) -> Decided<()> {
         if self.locks().next().is_none() {
             return Ok(());
@@ -257,8 +260,8 @@ impl Group<'_, '_> {
         refusal_by_all(self.locks().filter(|locks| locks.stop_changes(&changes))).map_or(Ok(()), Err)
     }
 
-    /// Returns the joint transactions that are prepared. Those that end with this group are among
-    /// them.
+    /// Returns the joint transactions that are prepared, including the transactions that end with
+    /// this group.
     fn locks(&self) -> impl Iterator<Item = &JointLocks> {
         self.leader.locks.iter().chain(&self.effects.prepared).map(|locks| &**locks)
     }
@@ -275,7 +278,8 @@ impl Group<'_, '_> {
         Ok(Decision::NotYet)
     }
 
-    /// Compares and locks the part of a joint transaction. Its operations have no extents.
+    /// Compares the part of a joint transaction with later commits, and locks it. The operations
+    /// have no extents.
     fn prepare(&mut self, preparation: &Arc<Preparation>, prepared: &Prepared) -> Decided<Decision> {
         let Preparation { id, begun, transaction, .. } = &**preparation;
         match find_outcome(&*self.all, *id)? {
@@ -293,7 +297,7 @@ impl Group<'_, '_> {
                 false => Err(invalid("another one has its identity").into()),
             };
         }
-        // A request that was delayed so long that its outcome was removed.
+        // The request was delayed for so long that the outcome of its transaction was removed.
         if *begun < self.leader.forgotten_results {
             return Err(Refusal::Aborted);
         }
@@ -314,8 +318,8 @@ impl Group<'_, '_> {
         let mut own = Changes::new(&*self.all);
         let applied = match apply::apply(&mut own, &self.environment, &prepared.operations) {
             Ok(applied) => applied,
-            Err(NotDone::Refused(refusal)) => return Err(refusal),
-            Err(NotDone::Stale(name)) => return self.remove_stale(&name),
+            Err(ApplyError::Refused(refusal)) => return Err(refusal),
+            Err(ApplyError::StaleContent(name)) => return self.remove_stale(&name),
         };
         self.check_shared_locks(&applied)?;
         let Applied { results, changes } = applied;
@@ -352,9 +356,9 @@ impl Group<'_, '_> {
         Ok(decision)
     }
 
-    /// Applies the operations of a joint transaction that is prepared. Other transactions have
-    /// changed the blobs since only by transforms that commute with its own ones, so the results
-    /// are those of the preparation.
+    /// Applies the operations of a joint transaction that is prepared. Since the preparation, other
+    /// transactions have changed the blobs only by transforms that commute, so the results are the
+    /// same as at the preparation.
     fn end(
         &mut self,
         id: JointId,
@@ -369,8 +373,8 @@ impl Group<'_, '_> {
         let mut own = Changes::new(&*self.all);
         let applied = match apply::apply(&mut own, &self.environment, &prepared.operations) {
             Ok(applied) => applied,
-            Err(NotDone::Refused(refusal)) => return Err(refusal),
-            Err(NotDone::Stale(name)) => return self.remove_stale(&name),
+            Err(ApplyError::Refused(refusal)) => return Err(refusal),
+            Err(ApplyError::StaleContent(name)) => return self.remove_stale(&name),
         };
         own.delete(keys::joint_prepared(id));
         let own = own.into_changed();
@@ -380,7 +384,8 @@ impl Group<'_, '_> {
         Ok(Decision::Applied(Committed { version: self.version, results: record.results }))
     }
 
-    /// Returns the decision about a joint transaction. Without one, it is aborted.
+    /// Returns the decision about a joint transaction. If there is no decision yet, the transaction
+    /// is aborted.
     fn resolve(&mut self, id: JointId, group: u32) -> Decided<Decision> {
         if let Some(known) = find_outcome(&*self.all, id)? {
             return repeated(known);
@@ -418,7 +423,8 @@ impl Group<'_, '_> {
         prepared: &Prepared,
     ) -> Decided<Decision> {
         let Some(record) = find_prepared(&*self.all, id)? else {
-            // A participant of a commit has prepared it, hence has ended it.
+            // If the transaction is committed, this participant has prepared it before, so it must
+            // have ended it.
             if outcome == Outcome::Aborted && find_outcome(&*self.all, id)?.is_none() {
                 self.abort(id, false);
                 return Ok(self.applied());
@@ -439,7 +445,8 @@ impl Group<'_, '_> {
         Ok(decision)
     }
 
-    /// Lets the decision to commit be removed after some time, like other results.
+    /// Replaces the decision to commit by an outcome, which is removed after some time like other
+    /// results.
     fn forget(&mut self, id: JointId, participants: &[u32]) -> Decided<Decision> {
         match find_unconfirmed(&*self.all, id)? {
             Some(record) if record.participants == participants => {

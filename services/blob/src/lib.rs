@@ -4,7 +4,8 @@
 //! The names, small data and references of a store are keys and values of a `KeyValue`; large data
 //! is in immutable extents. A group of transactions is one commit of the key-value store. This
 //! crate opens no socket, starts no thread and reads no clock: callers pass the storage and the
-//! clock. docs/formats/blob.md draws the keys and values, docs/semantics.md states the guarantees.
+//! clock. docs/formats/blob.md describes the keys and values, docs/semantics.md states the
+//! guarantees.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -13,9 +13,9 @@ pub struct Options {
     pub results_max: usize,
     /// The largest number of transactions in a group.
     pub group_max: usize,
-    /// Whether the extents are listed when the store is opened, to remove those that the last
-    /// process did not commit. Without it, the caller calls
-    /// [`OpenStore::remove_orphans`](crate::OpenStore::remove_orphans) later: a list of all objects
+    /// Whether the extents are listed when the store is opened, to remove the extents that the last
+    /// process did not commit. If not, the caller must call
+    /// [`OpenStore::remove_orphans`](crate::OpenStore::remove_orphans) later: listing all objects
     /// of a large pool takes long.
     pub lists_when_opened: bool,
 }
@@ -37,8 +37,8 @@ pub trait Clock: Send + Sync {
     /// Returns the time of day, in nanoseconds since 1970.
     fn now_ns(&self) -> u64;
 
-    /// Returns the time since some point in nanoseconds, by a clock that never goes back, for the
-    /// duration of requests.
+    /// Returns the time of a monotonic clock, in nanoseconds. The durations of requests are
+    /// measured with it.
     fn monotonic_ns(&self) -> u64 {
         self.now_ns()
     }

@@ -22,7 +22,7 @@ impl Permissions {
         Permissions { key: KeyDescription { access: Access::Admin, expires_s: None } }
     }
 
-    /// Returns the permissions of the key of a store, whose description is empty, or of one that
+    /// Returns the permissions of the key of a store, whose description is empty, or of a key that
     /// was derived from it.
     ///
     /// # Errors
@@ -34,8 +34,8 @@ impl Permissions {
         }
     }
 
-    /// Checks a request, and returns the reply that refuses it. Operations in an upload must have
-    /// been put in their place before.
+    /// Checks a request, and returns the reply that refuses it. The caller must have replaced
+    /// references to uploads by the operations.
     pub(crate) fn check(&self, request: &Request, now_ns: u64) -> std::result::Result<(), Reply> {
         let expires_ns = self.key.expires_s.map(|seconds| seconds.saturating_mul(NS_PER_S));
         if expires_ns.is_some_and(|expires_ns| now_ns >= expires_ns) {
@@ -46,14 +46,14 @@ impl Permissions {
         let Access::Grants(grants) = &self.key.access else { return Ok(()) };
         let grants = Grants(grants);
         match request {
-            // They concern only what the client itself has begun or sent.
+            // These requests concern only the client's own snapshots, uploads and replies.
             Request::Hello { .. }
             | Request::Begin
             | Request::End(_)
             | Request::Upload { .. }
             | Request::Discard(_)
             | Request::Fetch { .. } => Ok(()),
-            // It needs space of the storage.
+            // The request uses space of the storage.
             Request::WriteExtent { .. } => grants.check_any_write().map_err(|error| failed(&error)),
             Request::Joint(request) => grants.check_joint(request),
             Request::Read { state, name, .. }
@@ -106,7 +106,7 @@ impl Grants<'_> {
         }
     }
 
-    /// Checks that there is a right to write any names.
+    /// Checks that the key has the right to write some names.
     fn check_any_write(&self) -> Result<()> {
         match self.0.iter().any(|grant| grant.right == Right::Write) {
             true => Ok(()),
@@ -114,8 +114,8 @@ impl Grants<'_> {
         }
     }
 
-    /// Checks a list of names. It is complete or refused: a program must not take some of the names
-    /// for all of them.
+    /// Checks a list of names. A list is either complete or refused, so that a program cannot
+    /// mistake a part of the names for all names.
     fn check_list(&self, prefix: &[u8]) -> Result<()> {
         if self.has(Right::Read, prefix) {
             return Ok(());
@@ -145,8 +145,8 @@ impl Grants<'_> {
                 self.check(Right::Write, name)?;
                 if transform.reveals_numbers() { self.check(Right::Read, name) } else { Ok(()) }
             }
-            // The bytes of the blob become those of a blob with another name, for which the key can
-            // have the right to read.
+            // The bytes of the blob get another name, and the key may have the right to read blobs
+            // of that name.
             Operation::Rename { name, to } => {
                 self.check(Right::Write, name)?;
                 self.check(Right::Write, to)?;
@@ -180,8 +180,8 @@ impl Grants<'_> {
         }
     }
 
-    /// Checks a request about a joint transaction. A transaction is checked when it is prepared:
-    /// its votes, its decision and its confirmations have proofs of servers.
+    /// Checks a request about a joint transaction. The transaction itself is checked when it is
+    /// prepared. The later requests have proofs that only servers can compute.
     fn check_joint(&self, request: &JointRequest) -> std::result::Result<(), Reply> {
         match request {
             JointRequest::Prepare(preparation) => self.check_transaction(&preparation.transaction),

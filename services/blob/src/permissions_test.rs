@@ -41,9 +41,9 @@ enum Needs {
     Nothing,
     Read,
     Write,
-    /// The right to write some names, whatever they are.
+    /// The right to write some names, which need not be these.
     AnyWrite,
-    /// Either of them.
+    /// The right to read or the right to write.
     ReadOrWrite,
     ReadAndWrite,
     Admin,
@@ -93,7 +93,7 @@ fn requests() -> Vec<(Request, Needs)> {
         (Request::Stat { state: state(vec![]), name: name() }, Needs::Read),
         (names("a/"), Needs::Read),
         (names("a/bcd"), Needs::Read),
-        // The key could read only some of these.
+        // The key could read only some of these names.
         (names("a"), Admin),
         (names(""), Admin),
         (Request::Upload { upload: TransferId(1), offset: 0, data: vec![1] }, Nothing),
@@ -105,7 +105,7 @@ fn requests() -> Vec<(Request, Needs)> {
         (commit(vec![read(Part::Range { start: 0, end: 1 })], vec![]), Needs::Read),
         (commit(vec![read(Part::NamesWithPrefix)], vec![]), Needs::Read),
         (commit(vec![Read { name: b"a".to_vec(), part: Part::NamesWithPrefix }], vec![]), Admin),
-        // A session replaces it by the transaction.
+        // A session replaces this request by the transaction before the check.
         (Request::CommitUploaded(TransferId(1)), Admin),
         (Request::Fetch { reply: TransferId(1), offset: 0 }, Nothing),
         (Request::Collect, Admin),
@@ -133,7 +133,7 @@ fn requests() -> Vec<(Request, Needs)> {
         requests.push((commit(vec![], vec![operation.clone()]), needs));
         let transaction = Transaction { operations: vec![operation.clone()], ..Transaction::default() };
         requests.push((Request::CommitWritten { transaction, extents: vec![] }, needs));
-        // A read that applies it first.
+        // A read of a draft with this operation.
         let state = state(vec![operation]);
         requests.push((Request::Stat { state, name: name() }, ReadAndWrite));
     }
@@ -142,8 +142,8 @@ fn requests() -> Vec<(Request, Needs)> {
     requests
 }
 
-/// A new kind of request or operation does not compile without a name here, and fails the test
-/// without rights above.
+/// Returns the names of the kinds of a request and its operations. A new kind does not compile
+/// without a name here, and the test fails if the lists above do not contain it.
 fn kinds(request: &Request) -> Vec<&'static str> {
     let kind = match request {
         Request::Hello { .. } => "hello",

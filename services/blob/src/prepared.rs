@@ -28,23 +28,23 @@ pub(crate) enum Step {
     /// Commits a transaction.
     #[default]
     Commit,
-    /// Removes stale content of a blob. There are no operations.
+    /// Removes stale content of a blob. The entry has no operations.
     RemoveStale(Vec<u8>),
-    /// Is a step of a joint transaction.
+    /// Executes a step of a joint transaction.
     Joint(JointStep),
 }
 
 impl Step {
-    /// Returns the entry of a step without operations.
+    /// Returns an entry of the queue that has only this step, and no operations.
     pub(crate) fn alone(self) -> Prepared {
         Prepared { step: self, ..Prepared::default() }
     }
 }
 
 impl Prepared {
-    /// Checks the limits of a transaction, and writes its large data. `written` are extents that
-    /// exist, with the positions of their operations, ascending. If the call fails, they are
-    /// removed.
+    /// Checks the limits of a transaction, and writes its large data. `written` are the extents
+    /// that are written already, with the positions of their operations in ascending order. If the
+    /// call fails, they are removed.
     pub(crate) fn new(
         transaction: Transaction,
         written: Vec<(u32, NewExtent)>,
@@ -95,8 +95,8 @@ impl Prepared {
         }
     }
 
-    /// Removes the extents, because the transaction is not committed. If this fails, the next
-    /// opening of the store removes them.
+    /// Removes the extents, because the transaction is not committed. If the removal fails, the
+    /// next opening of the store removes them.
     pub(crate) fn discard(&self, extents: &dyn Extents) {
         for extent in self.operations.iter().filter_map(|operation| operation.extent) {
             discard(extents, extent);
@@ -125,7 +125,8 @@ fn prepare_operation(
     let data = std::mem::take(data);
     let new = NewExtent { id: new_extent(), length_bytes: data.len() as u64 };
     if let Err(error) = extents.write(new.id, &data) {
-        // If the part that was written cannot be removed either, the next opening removes it.
+        // If the part that was written cannot be removed either, the next opening of the store
+        // removes it.
         discard(extents, new);
         return Err(error);
     }

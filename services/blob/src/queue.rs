@@ -21,7 +21,7 @@ pub(crate) struct PendingTransaction {
 
 /// The receiver of a result.
 pub(crate) enum Receiver {
-    /// A thread waits.
+    /// A thread waits for the result.
     Thread(Arc<Waiter>),
     /// A function is called, on the thread that commits.
     Function(Box<dyn FnOnce(CommitResult) + Send>),
@@ -32,8 +32,8 @@ impl Receiver {
         match self {
             Receiver::Thread(waiter) => waiter.set(WaiterState::Done(result)),
             Receiver::Function(function) => {
-                // A panic is a fault of the function, and is reported by the panic hook. The others
-                // wait for the thread that commits, so it continues.
+                // A panic is a fault of the function, and the panic hook reports it. Other
+                // receivers wait for the thread that commits, so it continues.
                 let _ = catch_unwind(AssertUnwindSafe(|| function(result)));
             }
         }
@@ -51,7 +51,7 @@ pub(crate) struct Waiter {
 enum WaiterState {
     #[default]
     Waiting,
-    /// The thread commits the next group.
+    /// The thread must commit the next group.
     Leads,
     Done(CommitResult),
 }
@@ -62,7 +62,8 @@ impl Waiter {
         self.changed.notify_one();
     }
 
-    /// Waits until there is a result, or `None` if the thread is to commit the next group.
+    /// Waits until there is a result, and returns it. `None` if the thread must commit the next
+    /// group.
     pub(crate) fn wait(&self) -> Option<CommitResult> {
         let state = lock(&self.state);
         let mut state = wait_while(&self.changed, state, |state| matches!(state, WaiterState::Waiting));
@@ -99,19 +100,19 @@ struct QueueState {
 }
 
 impl Queue {
-    /// Adds a transaction. Returns whether the caller has to commit, because no other thread does.
+    /// Adds a transaction. Returns whether the caller must commit, because no other thread commits.
     pub(crate) fn add(&self, pending: PendingTransaction) -> bool {
         let mut state = lock(&self.state);
         state.pending.push_back(pending);
         !std::mem::replace(&mut state.has_leader, true)
     }
 
-    /// Adds a transaction that no thread has to commit now.
+    /// Adds a transaction that need not be committed at once.
     pub(crate) fn add_only(&self, pending: PendingTransaction) {
         lock(&self.state).pending.push_back(pending);
     }
 
-    /// Returns whether the caller has to commit: there are transactions, and no other thread does.
+    /// Returns whether the caller must commit: transactions wait, and no other thread commits.
     pub(crate) fn lead(&self) -> bool {
         let mut state = lock(&self.state);
         !state.pending.is_empty() && !std::mem::replace(&mut state.has_leader, true)
@@ -124,7 +125,7 @@ impl Queue {
         state.pending.drain(..count).collect()
     }
 
-    /// Adds transactions that were taken before all others again.
+    /// Adds transactions that were taken to the front of the queue again.
     pub(crate) fn put_back(&self, group: Vec<PendingTransaction>) {
         let mut state = lock(&self.state);
         for pending in group.into_iter().rev() {
@@ -143,7 +144,7 @@ impl Queue {
     }
 
     /// Ends the turn of the thread that commits, whose own transaction has its result. Returns
-    /// whether it has to continue, because transactions wait and none of their threads does.
+    /// whether this thread must continue, because transactions wait but no thread waits with them.
     pub(crate) fn pass_on(&self) -> bool {
         let mut state = lock(&self.state);
         let waiter = state.pending.iter().find_map(|pending| match &pending.receiver {

@@ -1,6 +1,6 @@
-//! The parts of blobs that recent commits have changed: the decision whether a transaction
-//! conflicts with commits after the state that it has read (optimistic concurrency control). The
-//! code has no I/O and no locks.
+//! The parts of blobs that recent commits have changed. They decide whether a transaction conflicts
+//! with commits after the state that it has read (optimistic concurrency control). The code
+//! performs no I/O and takes no locks.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -42,7 +42,7 @@ pub(crate) struct RecentChanges {
 struct BlobChanges {
     existence: Option<Version>,
     size: Option<Version>,
-    /// Disjoint ranges: the start, with the end and the version of the last change.
+    /// Disjoint ranges: for each start, the end and the version of the last change.
     ranges: BTreeMap<u64, (u64, Version)>,
 }
 
@@ -52,7 +52,8 @@ impl RecentChanges {
         RecentChanges { blobs: HashMap::new(), names: BTreeMap::new(), order: VecDeque::new(), forgotten }
     }
 
-    /// Adds a change of a commit. Its version is at least that of all changes before.
+    /// Adds a change of a commit. Its version must not be less than the versions of earlier
+    /// changes.
     pub(crate) fn add(&mut self, version: Version, change: Change) {
         let blob = self.blobs.entry(change.name.clone()).or_default();
         match change.part {
@@ -72,7 +73,7 @@ impl RecentChanges {
     }
 
     /// Returns the version up to which changes may be missing: a transaction that has read an
-    /// earlier state cannot be compared.
+    /// earlier state cannot be compared with the changes.
     pub(crate) fn forgotten(&self) -> Version {
         self.forgotten
     }
@@ -103,8 +104,8 @@ impl RecentChanges {
         }
     }
 
-    /// Forgets the changes of commits up to `version`, which every snapshot contains, and the
-    /// oldest ones if there are too many.
+    /// Removes the changes of commits up to `version`, which every snapshot contains, and the
+    /// oldest changes if there are too many.
     pub(crate) fn forget_up_to(&mut self, version: Version) {
         while let Some((oldest, _)) = self.order.front() {
             if *oldest > version && self.order.len() <= PARTS_MAX {
@@ -116,7 +117,7 @@ impl RecentChanges {
         }
     }
 
-    /// Removes a change, unless a later one has replaced it.
+    /// Removes a change, unless a later change has replaced it.
     fn remove(&mut self, version: Version, change: &Change) {
         let Some(blob) = self.blobs.get_mut(&change.name) else { return };
         match change.part {
@@ -174,7 +175,7 @@ impl BlobChanges {
         }
     }
 
-    /// Returns the first changed part of a range, if a commit after `state` has changed one.
+    /// Returns the first part of a range that a commit after `state` has changed, if there is one.
     fn first_change(&self, start: u64, end: u64, state: Version) -> Option<(u64, u64)> {
         let before = self.ranges.range(..start).next_back();
         let inside = self.ranges.range(start..end.max(start));

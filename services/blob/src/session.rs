@@ -34,14 +34,15 @@ pub struct ClientId(pub u64);
 /// The limits of the snapshots, uploads and long replies of clients.
 #[derive(Debug, Clone)]
 pub struct SessionLimits {
-    /// Snapshots of one client.
+    /// The largest number of snapshots of one client.
     pub snapshots_max: usize,
-    /// Snapshots of all clients.
+    /// The largest number of snapshots of all clients.
     pub snapshots_total_max: usize,
-    /// Bytes of the uploads, uncommitted extents and long replies of one client. At least the size
-    /// of the largest upload.
+    /// The largest size of the uploads, uncommitted extents and long replies of one client, in
+    /// bytes. It must be at least the size of the largest upload.
     pub kept_bytes_max: u64,
-    /// Bytes of the uploads, uncommitted extents and long replies of all clients.
+    /// The largest size of the uploads, uncommitted extents and long replies of all clients, in
+    /// bytes.
     pub kept_bytes_total_max: u64,
 }
 
@@ -63,7 +64,7 @@ pub type Replied = Box<dyn FnOnce(Vec<u8>) + Send>;
 pub struct Sessions {
     store: OpenStore,
     limits: SessionLimits,
-    /// The place among the groups of servers, if there are several.
+    /// The group of this server, if the store has several.
     group: Option<Group>,
     clients: Mutex<HashMap<ClientId, Arc<Session>>>,
     /// Numbers of snapshots and long replies. They begin at the version of the store, which is
@@ -95,7 +96,7 @@ fn reply_of(result: CommitResult) -> Reply {
 }
 
 impl Sessions {
-    /// Returns the clients of a store: none at first.
+    /// Returns the sessions of a store, without clients.
     pub fn new(store: OpenStore, limits: SessionLimits) -> Sessions {
         Sessions {
             last_number: AtomicU64::new(store.version().0),
@@ -109,17 +110,18 @@ impl Sessions {
         }
     }
 
-    /// Returns the clients of a store that is one of several groups.
+    /// Sets the group of this server, if the store has several groups.
     pub fn in_group(self, group: Group) -> Sessions {
         Sessions { group: Some(group), ..self }
     }
 
     /// Executes a request that the permissions of the client allow, and passes the reply to
-    /// `replied`. This function is called once: before `execute` returns, or by the thread that
+    /// `replied`. This function is called once: before `execute` returns, or on the thread that
     /// commits. The reply has at most `reply_bytes_max` bytes if this limit is at least 64.
     ///
-    /// All requests of a client have the same `permissions`, by address. With others, it is another
-    /// client that has the number of one that has ended, and gets none of its state.
+    /// All requests of a client must pass the same `permissions` (the same `Arc`). If they differ,
+    /// another client has received the number of a client that has ended, and must not get the
+    /// state of that client.
     ///
     /// Returns true if a transaction waits for
     /// [`OpenStore::commit_pending`](crate::OpenStore::commit_pending).
@@ -200,7 +202,7 @@ impl Sessions {
         }
     }
 
-    /// Returns the state of a client, which is created by its first request.
+    /// Returns the state of a client, and creates it for the first request.
     fn session(&self, client: ClientId, permissions: &Arc<Permissions>) -> Arc<Session> {
         let create = || Session {
             permissions: permissions.clone(),
@@ -256,7 +258,8 @@ impl Sessions {
         self.last_number.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Returns the encoding of a reply. One that is too long is kept, and the client fetches it.
+    /// Returns the encoding of a reply. A reply that is too long is kept, and the client fetches it
+    /// in parts.
     fn encode(&self, session: &Session, reply: Reply, reply_bytes_max: usize) -> Vec<u8> {
         let encoded = reply.into_encoding();
         if encoded.len() <= reply_bytes_max {
@@ -271,7 +274,7 @@ impl Sessions {
         }
     }
 
-    /// Returns a request with the operations that it refers to in the place of an upload.
+    /// Returns a request in which a reference to an upload is replaced by the uploaded operations.
     fn with_uploads(&self, session: &Session, mut request: Request) -> std::result::Result<Request, Reply> {
         let failed = |error| Reply::Failed(Failure::new(&error));
         match &mut request {
@@ -327,7 +330,8 @@ impl Sessions {
     }
 
     /// Executes a request that commits nothing. If there are several groups and the request is
-    /// refused because of a lock, the server waits for the client until it has read.
+    /// refused because of a lock, no further joint transaction locks the blobs for some time, so
+    /// that the client can read them.
     fn read(&self, client: ClientId, session: &Session, request: Request) -> Reply {
         let part = self.group.as_ref().and_then(|_| ReadPart::of(&request));
         let reply = self.execute_read(session, request);
@@ -400,7 +404,7 @@ impl Sessions {
     }
 
     /// Passes the state that a read concerns to `use_state`. A read of the latest state uses a
-    /// later one if a joint transaction ends meanwhile.
+    /// later state if a joint transaction ends meanwhile.
     fn at(
         &self,
         session: &Session,
@@ -424,12 +428,12 @@ impl Sessions {
 /// The blobs that a request reads.
 enum ReadPart {
     Name(Vec<u8>),
-    /// All whose names begin with this.
+    /// All blobs whose names begin with this prefix.
     Prefix(Vec<u8>),
 }
 
 impl ReadPart {
-    /// Returns the blobs that a request reads, or `None` if it reads none.
+    /// Returns the blobs that a request reads, or `None` if it reads no blob.
     fn of(request: &Request) -> Option<ReadPart> {
         match request {
             Request::Read { name, .. } | Request::Stat { name, .. } | Request::NextData { name, .. } => {

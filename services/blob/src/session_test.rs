@@ -38,7 +38,7 @@ fn sessions_and_extents() -> (Arc<Sessions>, Arc<MemoryExtents>) {
     (sessions_with(extents.clone(), SessionLimits::default()), extents)
 }
 
-/// Returns the number of the extents.
+/// Returns the number of extents.
 fn numbers(extents: &MemoryExtents) -> usize {
     let mut count = 0;
     extents.list(ExtentId(0), &mut |_| count += 1).unwrap();
@@ -137,7 +137,7 @@ fn the_data_of_an_operation_is_written_before_its_transaction() {
         for (index, part) in data.chunks(DATA_BYTES_MAX).enumerate() {
             let request = write_extent(upload, index * DATA_BYTES_MAX, part);
             assert_eq!(call(&sessions, &request), Reply::Done);
-            // A part that is sent again is not added twice.
+            // A part that is sent again is refused, and not added twice.
             assert!(index == 0 || is_failed(&call(&sessions, &request), ErrorKind::InvalidInput));
         }
     };
@@ -149,7 +149,8 @@ fn the_data_of_an_operation_is_written_before_its_transaction() {
     assert_eq!(sessions.store.snapshot().read(b"a", 0, &mut found).unwrap(), data.len());
     assert!(found == data);
     assert_eq!(call(&sessions, &commit_written(1, 1, data.len(), b"")), Reply::Unknown);
-    // Another length, another operation, an operation with data, and none.
+    // A wrong length, another operation, an operation that has data already, and an operation that
+    // does not exist.
     for (operation, length_bytes, inline) in
         [(1, data.len() - 1, &b""[..]), (0, data.len(), b""), (1, data.len(), b"x"), (2, data.len(), b"")]
     {
@@ -174,7 +175,7 @@ fn an_extent_of_a_client_that_has_ended_is_removed() {
         assert_eq!(call(&sessions, &write_extent(upload, 0, &part)), Reply::Done);
     }
     assert_eq!(call(&sessions, &Request::Discard(TransferId(0))), Reply::Done);
-    // It begins anew.
+    // The upload begins again.
     assert_eq!(call(&sessions, &write_extent(1, 0, &part)), Reply::Done);
     assert_eq!(sessions.kept_bytes(), 80_000);
     sessions.end(CLIENT);
@@ -200,7 +201,7 @@ fn a_long_transaction_is_uploaded_in_parts() {
         let offset = (index * DATA_BYTES_MAX) as u64;
         let request = Request::Upload { upload, offset, data: part.to_vec() };
         assert_eq!(call(&sessions, &request), Reply::Done);
-        // A part that is sent again is not added twice.
+        // A part that is sent again is refused, and not added twice.
         assert!(offset == 0 || is_failed(&call(&sessions, &request), ErrorKind::InvalidInput));
     }
     assert_eq!(sessions.kept_bytes(), encoded.len() as u64);

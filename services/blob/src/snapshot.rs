@@ -7,7 +7,7 @@ use quell_kv::Value;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{BlobStat, Operation, OperationResult, Part, Refusal, Version};
 
-use crate::apply::{self, Environment, NotDone, PreparedOperation};
+use crate::apply::{self, ApplyError, Environment, PreparedOperation};
 use crate::content;
 use crate::engine::{Engine, TRANSACTION_BYTES_MAX};
 use crate::joint::{Locked, LocksOfState, check_names, check_read};
@@ -82,9 +82,9 @@ impl Snapshot {
                 }
                 Ok(applied.results.into_iter().next().unwrap_or(OperationResult::Done))
             }
-            Err(NotDone::Refused(refusal)) => Err(refusal),
-            Err(NotDone::Stale(name)) => {
-                // Later snapshots do not have it.
+            Err(ApplyError::Refused(refusal)) => Err(refusal),
+            Err(ApplyError::StaleContent(name)) => {
+                // Later snapshots do not have the stale content.
                 engine.remove_stale_of(name.clone());
                 engine.commit_pending(&mut || ());
                 let source =
@@ -97,14 +97,14 @@ impl Snapshot {
     /// Returns the attributes of a blob, or `None` if there is no blob of this name.
     ///
     /// # Errors
-    /// `InvalidInput` and `NameTooLong` for a name that no blob can have; those of the store.
+    /// `InvalidInput` and `NameTooLong` for a name that no blob can have; the errors of the store.
     pub fn stat(&self, name: &[u8]) -> Result<Option<BlobStat>> {
         check_names(&self.locks, self.version, &|changed| changed == name)?;
         Ok(self.find(name)?.as_ref().map(stat_of))
     }
 
-    /// Reads bytes of a blob, and returns their number. It is less than requested at the end of the
-    /// blob only.
+    /// Reads bytes of a blob, and returns their number. The number is less than requested only at
+    /// the end of the blob.
     ///
     /// # Errors
     /// `NotFound` if there is no blob of this name; `Damaged` if data does not have its checksum.
@@ -133,7 +133,7 @@ impl Snapshot {
     /// `visit`, until it returns false.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     pub fn list(
         &self,
         prefix: &[u8],

@@ -20,13 +20,13 @@ use crate::snapshot::Snapshot;
 use crate::waiters::WaiterId;
 
 /// A store of blobs that this process has open; no other process has it open at the same time. All
-/// methods may be called by several threads. A clone is the same store.
+/// methods may be called by several threads. A clone refers to the same store.
 #[derive(Clone)]
 pub struct OpenStore(Arc<Engine>);
 
 impl OpenStore {
-    /// Opens the store whose tables are in `tables`, or creates one if `tables` is empty. Nothing
-    /// else may use `tables` and `extents`.
+    /// Opens the store whose tables are in `tables`, or creates one if `tables` is empty. No other
+    /// code may use `tables` and `extents`.
     ///
     /// # Errors
     /// `Damaged` if the tables do not have their format; the errors of the key-value store and of
@@ -57,9 +57,9 @@ impl OpenStore {
     /// The calling thread may commit transactions of other threads with its own.
     ///
     /// # Errors
-    /// See [`Refusal`]. The transaction has changed nothing, unless a write failed: then it is in
-    /// the store entirely or not at all after the store is opened again, and all later commits fail
-    /// until then.
+    /// See [`Refusal`]. The transaction has changed nothing, unless a write failed. In this case,
+    /// all later commits fail until the store is opened again, and then it contains either all
+    /// changes of the transaction or none.
     pub fn commit(&self, transaction: Transaction) -> CommitResult {
         let prepared = self.0.prepare(transaction, Vec::new())?;
         let waiter = Arc::new(Waiter::default());
@@ -83,15 +83,15 @@ impl OpenStore {
         }
     }
 
-    /// Adds a transaction to those that wait for their commit. A thread that commits, for example
-    /// in [`commit_pending`](OpenStore::commit_pending), passes the result to `done`, which must
-    /// not block. Data of 32 KiB and more is written before the call returns.
+    /// Adds a transaction to the queue of transactions that wait for their commit. A thread that
+    /// commits, for example in [`commit_pending`](OpenStore::commit_pending), passes the result to
+    /// `done`, which must not block. Data of 32 KiB and more is written before the call returns.
     pub fn submit(&self, transaction: Transaction, done: impl FnOnce(CommitResult) + Send + 'static) {
         self.submit_written(transaction, Vec::new(), done);
     }
 
-    /// Does the same for a transaction with extents that were written before, with the positions of
-    /// their operations, ascending.
+    /// As [`submit`](OpenStore::submit), for a transaction with extents that are written already.
+    /// `written` has them with the positions of their operations in ascending order.
     pub(crate) fn submit_written(
         &self,
         transaction: Transaction,
@@ -114,13 +114,14 @@ impl OpenStore {
         upload.finish(&*self.0.extents)
     }
 
-    /// Lets a later step remove an extent that no transaction refers to. Does not block.
+    /// Marks an extent to which no transaction refers for removal. Does not block.
     pub(crate) fn abandon_extent(&self, extent: NewExtent) {
         self.0.abandon(extent);
     }
 
     /// Adds a step of a joint transaction to the transactions that wait for their commit. `step`
-    /// gets whether the operations of `committed`, which is to be committed, are added with it.
+    /// receives whether operations are added with it: those of the transaction `committed`, if it
+    /// is prepared here.
     pub(crate) fn submit_joint(
         &self,
         committed: Option<JointId>,
@@ -133,7 +134,7 @@ impl OpenStore {
         }
     }
 
-    /// Adds the part of a joint transaction to those that wait.
+    /// Adds the preparation of a joint transaction to the transactions that wait for their commit.
     pub(crate) fn submit_preparation(
         &self,
         mut preparation: Preparation,
@@ -161,19 +162,20 @@ impl OpenStore {
         }
     }
 
-    /// Returns the joint transactions that are prepared, with their coordinators, and those whose
-    /// commit is not confirmed: this group is their coordinator.
+    /// Returns the joint transactions that are prepared, with their coordinators, and the joint
+    /// transactions whose commit is not confirmed, for which this group is the coordinator
+    /// (`None`).
     pub(crate) fn joint_undecided(&self) -> Result<Vec<(JointId, Option<u32>)>> {
         self.0.joint_undecided()
     }
 
-    /// Lets commits wait for some milliseconds; 0 ends the wait.
+    /// Makes commits wait for some milliseconds; 0 ends the wait.
     pub(crate) fn hold(&self, milliseconds: u32) {
         self.0.hold(milliseconds);
     }
 
-    /// Returns whether transactions wait for their commit: those that were submitted just now, or
-    /// while a snapshot of several groups is taken.
+    /// Returns whether transactions wait for their commit, because they were just submitted, or
+    /// because a snapshot of several groups is being taken.
     pub fn has_pending(&self) -> bool {
         self.0.queue.has_pending()
     }
@@ -189,8 +191,8 @@ impl OpenStore {
         has_committed
     }
 
-    /// Does the same as [`commit_pending`](OpenStore::commit_pending), but removes nothing: the
-    /// caller calls [`remove_some`](OpenStore::remove_some) if there is something to
+    /// Does the same as [`commit_pending`](OpenStore::commit_pending), but removes no data: the
+    /// caller must call [`remove_some`](OpenStore::remove_some) if there is something to
     /// [remove](OpenStore::has_removable). `after_group` is called after the results of each group
     /// were passed on.
     pub fn commit_pending_and(&self, after_group: &mut dyn FnMut()) -> bool {
@@ -203,8 +205,8 @@ impl OpenStore {
     }
 
     /// Removes data that neither the latest state nor a snapshot needs, if there is enough of it.
-    /// The call waits for the storage; commits and reads go on meanwhile. The removal of the rest
-    /// of a truncated blob is added to the transactions that wait.
+    /// The call waits for the storage; commits and reads continue meanwhile. The removal of content
+    /// that a truncation has left is added to the transactions that wait.
     pub fn remove_some(&self) {
         self.0.remove_some();
     }
@@ -212,9 +214,9 @@ impl OpenStore {
     /// Removes all data that neither the latest state nor a snapshot needs.
     ///
     /// # Errors
-    /// Those of the key-value store and of the extents. A later call removes the rest.
+    /// The errors of the key-value store and of the extents. A later call removes the rest.
     pub fn collect(&self) -> Result<()> {
-        // First the content that truncations have left, because it refers to extents.
+        // The content that truncations have left is removed first, because it refers to extents.
         self.0.remove_truncated();
         self.commit_pending();
         self.0.remove_all()
@@ -227,19 +229,19 @@ impl OpenStore {
     }
 
     /// Removes the extents that earlier processes wrote and never committed, and returns their
-    /// number. Commits and reads go on meanwhile. The call lists all extents.
-    /// [`open`](OpenStore::open) removes those of the last process, unless
-    /// [`Options::lists_when_opened`] is false. Others exist only if a write was performed after
-    /// its process had been replaced, which is possible in RADOS.
+    /// number. Commits and reads continue meanwhile. The call lists all extents.
+    /// [`open`](OpenStore::open) removes such extents of the last process, unless
+    /// [`Options::lists_when_opened`] is false. Other such extents exist only if a write was
+    /// performed after its process had been replaced, which is possible in RADOS.
     ///
     /// # Errors
-    /// Those of the key-value store and of the extents. A later call removes the rest.
+    /// The errors of the key-value store and of the extents. A later call removes the rest.
     pub fn remove_orphans(&self) -> Result<usize> {
         self.0.remove_orphans()
     }
 
-    /// Notes that a client was refused by locks of names, so that no further joint transaction
-    /// locks these until the client has used them.
+    /// Records that a client was refused because names are locked, so that no further joint
+    /// transaction locks these names until the client has used them.
     pub(crate) fn add_waiter<'a>(
         &self,
         names: impl IntoIterator<Item = &'a [u8]>,
@@ -249,7 +251,7 @@ impl OpenStore {
         self.0.waiters.add(names, client, refusal, self.monotonic_ns());
     }
 
-    /// Notes that a client has used the names that satisfy `is_used`.
+    /// Records that a client has used the names for which `is_used` returns true.
     pub(crate) fn remove_waiter(&self, is_used: impl Fn(&[u8]) -> bool, client: WaiterId) {
         self.0.waiters.remove(is_used, client);
     }
@@ -266,7 +268,7 @@ impl OpenStore {
         self.0.now_ns()
     }
 
-    /// Returns the time of a clock that never goes back, in nanoseconds.
+    /// Returns the time of a monotonic clock, in nanoseconds.
     pub(crate) fn monotonic_ns(&self) -> u64 {
         self.0.monotonic_ns()
     }
@@ -284,7 +286,7 @@ impl OpenStore {
     /// Waits until all commits survive a power failure.
     ///
     /// # Errors
-    /// Those of the key-value store.
+    /// The errors of the key-value store.
     pub fn sync(&self) -> Result<()> {
         self.0.tables.sync()
     }

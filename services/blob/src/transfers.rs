@@ -1,5 +1,6 @@
 //! The transfers of clients: uploads of transactions and drafts, extents that no transaction refers
-//! to yet, and long replies. All are bounded, for each client and for all clients together.
+//! to yet, and long replies. The size of the transfers is bounded, for each client and for all
+//! clients together.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +19,7 @@ use crate::store::OpenStore;
 #[derive(Default)]
 pub(crate) struct ClientTransfers {
     uploads: HashMap<TransferId, Vec<u8>>,
-    /// Without those to which a request is adding a part.
+    /// The extents, except those to which a request is adding a part.
     extents: HashMap<TransferId, ExtentUpload>,
     replies: HashMap<TransferId, Arc<Vec<u8>>>,
     bytes: u64,
@@ -58,8 +59,8 @@ fn too_much() -> Reply {
 }
 
 impl Transfers {
-    /// Returns the transfers of the clients of a store, with the largest numbers of their bytes for
-    /// one client and for all: none at first.
+    /// Returns the transfers of a store, which has no clients yet. `client_bytes_max` and
+    /// `total_bytes_max` limit the bytes of one client and of all clients.
     pub(crate) fn new(store: OpenStore, client_bytes_max: u64, total_bytes_max: u64) -> Transfers {
         Transfers { store, client_bytes_max, total_bytes_max, bytes: AtomicU64::new(0) }
     }
@@ -77,8 +78,8 @@ impl Transfers {
         ended.extents.into_values().for_each(|upload| self.store.abandon_extent(upload.extent));
     }
 
-    /// Adds bytes to those of a client. Returns false, and adds nothing, if a limit would be
-    /// exceeded.
+    /// Adds to the number of bytes of a client. Returns false, and adds nothing, if a limit would
+    /// be exceeded.
     fn keep(&self, of: &mut ClientTransfers, bytes: u64) -> bool {
         if of.bytes + bytes > self.client_bytes_max {
             return false;
@@ -188,7 +189,7 @@ impl Transfers {
                 locked.extents.insert(upload, extent);
                 Reply::Done
             }
-            // The client has ended, or has begun the extent anew, meanwhile.
+            // Meanwhile the client has ended, or has begun the extent again.
             Ok(()) => {
                 self.drop_extent(&mut locked, extent.extent, offset + data.len() as u64);
                 Reply::Unknown
@@ -200,10 +201,10 @@ impl Transfers {
         }
     }
 
-    /// Lets the store remove an extent that is not among those of the client, and forgets its
+    /// Passes an extent that was taken from the client to the store for removal, and subtracts its
     /// bytes.
     fn drop_extent(&self, of: &mut ClientTransfers, extent: NewExtent, bytes: u64) {
-        // The end of the client has forgotten them.
+        // The end of the client has subtracted the bytes already.
         if !of.has_ended {
             self.forget(of, bytes);
         }
@@ -211,7 +212,7 @@ impl Transfers {
     }
 
     /// Ends extents whose transaction is to be committed now, and returns them with the positions
-    /// of their operations. If this fails, none of them exists any more.
+    /// of their operations. If the call fails, none of the extents exists any more.
     pub(crate) fn take_extents(
         &self,
         of: &Mutex<ClientTransfers>,

@@ -9,7 +9,7 @@ pub(crate) const TRANSFORM_BYTES_MAX: u64 = 1 << 20;
 /// The reason for which a transform was not applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NotApplied {
-    /// The number at this position is not the expected one.
+    /// The number at this position is not the expected number.
     Different { cell: u32, found: Vec<u8> },
     /// The result for the number at this position is outside the range of its type.
     Overflow { cell: u32 },
@@ -43,7 +43,8 @@ pub(crate) fn check(transform: &Transform) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the numbers in `cells`, whose length is that of the transform, which was checked.
+/// Replaces the numbers in `cells`. The transform must have been checked, and `cells` must have its
+/// length.
 pub(crate) fn apply(transform: &Transform, cells: &mut [u8]) -> std::result::Result<(), NotApplied> {
     if transform.kind == TransformKind::CompareAndSet {
         return compare_and_set(transform, cells);

@@ -1,4 +1,4 @@
-//! The committed states that can be read: the latest one, and those of snapshots.
+//! The committed states that can be read: the latest state, and the states of snapshots.
 
 use std::collections::BTreeMap;
 use std::sync::RwLock;
@@ -15,7 +15,7 @@ use crate::tables::{Changed, History};
 /// The published state, the snapshots, and the values that snapshots need.
 pub(crate) struct Versions {
     state: RwLock<VersionsState>,
-    /// Whether the history is empty: then no read needs the lock.
+    /// Whether the history is empty. While it is, reads do not need the lock.
     is_empty: AtomicBool,
     /// States before this one cannot be read.
     oldest_readable: AtomicU64,
@@ -63,7 +63,7 @@ impl Versions {
         (version, state.locks.clone())
     }
 
-    /// Registers another snapshot of a state that has one.
+    /// Registers another snapshot of a state that already has a snapshot.
     pub(crate) fn begin_snapshot_of(&self, version: Version) {
         *write_lock(&self.state).snapshots.entry(version).or_insert(0) += 1;
     }
@@ -93,9 +93,9 @@ impl Versions {
         self.is_empty.store(state.history.is_empty(), Ordering::Release);
     }
 
-    /// Makes a committed state the latest one. Returns the oldest state that a snapshot or the
-    /// next reader can need: data that was replaced up to it can be removed. `locks` are the joint
-    /// transactions that are prepared, if they have changed.
+    /// Makes a committed state the latest one. Returns the oldest state that a snapshot or the next
+    /// reader can need: data that was replaced up to this state can be removed. `locks` are the
+    /// joint transactions that are prepared, if they have changed.
     pub(crate) fn publish(&self, version: Version, locks: Option<LocksOfState>) -> Version {
         let mut state = write_lock(&self.state);
         state.published = version;
@@ -112,7 +112,8 @@ impl Versions {
 
     fn forget_unneeded(&self, state: &mut VersionsState) -> Version {
         if state.history.bytes() > self.history_bytes_max {
-            // Readers compare after they have read, so they do not use a state without its history.
+            // Readers check the state after they have read, so they do not use a state without its
+            // history.
             if let Some(forgotten) = state.history.shrink(self.history_bytes_max / 2) {
                 self.oldest_readable.fetch_max(forgotten.0, Ordering::AcqRel);
             }
@@ -140,8 +141,8 @@ impl Versions {
         }
     }
 
-    /// Returns the value that a key had in a state, if a later commit changes it. The value of the
-    /// store was read before this call.
+    /// Returns the value that a key had in a state, if a later commit changes it. The caller must
+    /// have read the value in the key-value store before this call.
     pub(crate) fn before(&self, key: &[u8], version: Version) -> Result<Option<Option<Value>>> {
         if self.is_empty.load(Ordering::Acquire) {
             self.check(version)?;
@@ -152,8 +153,8 @@ impl Versions {
         Ok(state.history.before(key, version).cloned())
     }
 
-    /// Returns the keys in a range that commits after a state change, with their values in it. The
-    /// store was read before this call.
+    /// Returns the keys in a range that commits after a state change, with their values in that
+    /// state. The caller must have read the key-value store before this call.
     pub(crate) fn changed_after(&self, start: &[u8], end: &[u8], version: Version) -> Result<Changed> {
         if self.is_empty.load(Ordering::Acquire) {
             self.check(version)?;

@@ -1,6 +1,7 @@
-//! The clients that wait for a blob which joint transactions have locked. Until they have used it,
-//! no further joint transaction locks it, so transactions that commute and follow each other
-//! without a pause cannot keep a blob locked for ever. The code has no clock and no threads.
+//! The clients that wait for a blob which joint transactions have locked. Until they have used the
+//! blob, no further joint transaction locks it. So transactions that commute, and follow each other
+//! without a pause, cannot keep a blob locked for ever. The code reads no clock and starts no
+//! threads.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -26,7 +27,7 @@ pub(crate) enum WaiterId {
     Writer(u128),
 }
 
-/// The names that clients wait for.
+/// The names for which clients wait.
 #[derive(Default)]
 pub(crate) struct Waiters {
     /// Whether `names` has entries. Most operations read only this, and need no lock.
@@ -36,7 +37,8 @@ pub(crate) struct Waiters {
 
 /// The clients that wait for a name.
 struct Waiting {
-    /// The refusal that the last client got: it names a joint transaction that had locked the blob.
+    /// The refusal that the last client received. It names a joint transaction that had locked the
+    /// blob.
     refusal: Refusal,
     /// For each client, the time until which the server waits for it.
     until_ns: HashMap<WaiterId, u64>,
@@ -69,7 +71,7 @@ impl Waiters {
         self.has_some.store(!all.is_empty(), Ordering::Relaxed);
     }
 
-    /// Records that a client has used the names that satisfy `is_used`.
+    /// Records that a client has used the names for which `is_used` returns true.
     pub(crate) fn remove(&self, is_used: impl Fn(&[u8]) -> bool, client: WaiterId) {
         if !self.has_some.load(Ordering::Relaxed) {
             return;
@@ -84,7 +86,7 @@ impl Waiters {
         self.has_some.store(!all.is_empty(), Ordering::Relaxed);
     }
 
-    /// Returns the refusal of a joint transaction that would lock these names, if a client waits
+    /// Returns the refusal for a joint transaction that would lock these names, if a client waits
     /// for one of them.
     pub(crate) fn refusal<'a>(
         &self,
@@ -108,7 +110,7 @@ impl Waiters {
 }
 
 impl Waiting {
-    /// Removes the clients whose time is over, and returns whether there are others.
+    /// Removes the clients whose time is over, and returns whether other clients remain.
     fn is_waited_for(&mut self, now_ns: u64) -> bool {
         self.until_ns.retain(|_, until_ns| now_ns < *until_ns);
         !self.until_ns.is_empty()
@@ -140,12 +142,12 @@ mod tests {
         assert_eq!(waiters.refusal([A], 1), Some(REFUSAL));
         waiters.remove(|name| name == b"b", WaiterId::Writer(1));
         assert_eq!(waiters.refusal([A], WAIT_NS - 1), Some(REFUSAL));
-        // A client that is refused again is waited for again.
+        // After another refusal, the server waits for the client again.
         waiters.add([A], WaiterId::Writer(1), &REFUSAL, WAIT_NS - 1);
         assert_eq!(waiters.refusal([A], WAIT_NS), Some(REFUSAL));
         waiters.remove(|name| name == A, WaiterId::Writer(1));
         assert_eq!(waiters.refusal([A], WAIT_NS), None);
-        // A client that is dead.
+        // A client that has ended never uses the name.
         waiters.add([A], reader(2), &REFUSAL, 5);
         assert_eq!(waiters.refusal([A], 5 + WAIT_NS), None);
         assert!(lock(&waiters.names).is_empty() && !waiters.has_some.load(Ordering::Relaxed));

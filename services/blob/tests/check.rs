@@ -1,4 +1,4 @@
-//! Damage of each kind is found, and repairs lose no data.
+//! A check finds damage of each kind, and repairs lose no data.
 
 use std::sync::Arc;
 
@@ -16,14 +16,15 @@ impl Clock for NoClock {
     }
 }
 
-struct World {
+struct TestStore {
     tables: Arc<MemoryStore>,
     extents: Arc<MemoryExtents>,
 }
 
-/// Returns a store with a blob in pages, and one in two references to an extent.
-fn world() -> World {
-    let world = World { tables: Arc::new(MemoryStore::new()), extents: Arc::new(MemoryExtents::default()) };
+/// Returns a store with one blob in pages, and another one with two references to an extent.
+fn test_store() -> TestStore {
+    let test_store =
+        TestStore { tables: Arc::new(MemoryStore::new()), extents: Arc::new(MemoryExtents::default()) };
     let name = |name: &[u8]| name.to_vec();
     let operations = vec![
         Operation::Create { name: name(b"small"), may_exist: false },
@@ -33,11 +34,11 @@ fn world() -> World {
         Operation::Write { name: name(b"large"), offset: 50_000, data: vec![3; 40_000] },
     ];
     let transaction = Transaction { operations, ..Transaction::default() };
-    world.open().commit(transaction).expect("committed");
-    world
+    test_store.open().commit(transaction).expect("committed");
+    test_store
 }
 
-impl World {
+impl TestStore {
     fn open(&self) -> OpenStore {
         let options = Options::default();
         OpenStore::open(self.tables.clone(), self.extents.clone(), Arc::new(NoClock), options)
@@ -90,122 +91,122 @@ impl World {
 
 #[test]
 fn an_intact_store_has_no_problems() {
-    world().assert_intact();
+    test_store().assert_intact();
 }
 
 #[test]
 fn orphan_extents_are_removed() {
-    let world = world();
-    world.extents.write(ExtentId(7), &[1; 100]).expect("written");
-    assert_eq!(world.kinds(false), ["orphan-extent"]);
-    assert_eq!(world.kinds(true), ["orphan-extent"]);
-    world.assert_intact();
+    let test_store = test_store();
+    test_store.extents.write(ExtentId(7), &[1; 100]).expect("written");
+    assert_eq!(test_store.kinds(false), ["orphan-extent"]);
+    assert_eq!(test_store.kinds(true), ["orphan-extent"]);
+    test_store.assert_intact();
 }
 
 #[test]
 fn extents_of_a_later_opening_are_left_alone() {
-    let world = world();
-    // The upper 20 bits are the number of the opening.
+    let test_store = test_store();
+    // The upper 20 bits of the number of an extent are the epoch of the store.
     let later = ExtentId(1000 << 44);
-    world.extents.write(later, &[1; 100]).expect("written");
-    assert_eq!(world.kinds(true), [""; 0]);
-    world.extents.read(later, 0, &mut [0; 100]).expect("it exists");
+    test_store.extents.write(later, &[1; 100]).expect("written");
+    assert_eq!(test_store.kinds(true), [""; 0]);
+    test_store.extents.read(later, 0, &mut [0; 100]).expect("it exists");
 }
 
 #[test]
 fn pages_without_a_blob_and_after_its_end_are_removed() {
-    let world = world();
-    let page = world.entries(b'P').pop().expect("a page").0;
+    let test_store = test_store();
+    let page = test_store.entries(b'P').pop().expect("a page").0;
     let mut other = page.clone();
     other[1..9].copy_from_slice(&99_u64.to_be_bytes());
-    world.change(&other, Some(&[1]));
+    test_store.change(&other, Some(&[1]));
     let mut later = page;
     later[9..17].copy_from_slice(&77_u64.to_be_bytes());
-    world.change(&later, Some(&[1]));
-    let mut kinds = world.kinds(true);
+    test_store.change(&later, Some(&[1]));
+    let mut kinds = test_store.kinds(true);
     kinds.sort();
     assert_eq!(kinds, ["after-end", "orphan-content"]);
-    world.open().collect().expect("collected");
-    world.assert_intact();
-    assert!(world.entries(b'P').iter().all(|(key, _)| key[1..9] != 99_u64.to_be_bytes()));
+    test_store.open().collect().expect("collected");
+    test_store.assert_intact();
+    assert!(test_store.entries(b'P').iter().all(|(key, _)| key[1..9] != 99_u64.to_be_bytes()));
 }
 
 #[test]
 fn wrong_numbers_of_references_are_mended() {
-    let world = world();
-    let (key, mut value) = world.entries(b'E').remove(0);
+    let test_store = test_store();
+    let (key, mut value) = test_store.entries(b'E').remove(0);
     // The number of references is the last byte of the value.
     *value.last_mut().expect("a value") += 5;
-    world.change(&key, Some(&value));
-    assert_eq!(world.kinds(true), ["wrong-references"]);
-    world.assert_intact();
+    test_store.change(&key, Some(&value));
+    assert_eq!(test_store.kinds(true), ["wrong-references"]);
+    test_store.assert_intact();
 }
 
 #[test]
 fn an_extent_without_references_is_collected() {
-    let world = world();
-    let large = world.entries(b'N').remove(0);
-    for (key, _) in world.entries(b'X') {
-        world.change(&key, None);
+    let test_store = test_store();
+    let large = test_store.entries(b'N').remove(0);
+    for (key, _) in test_store.entries(b'X') {
+        test_store.change(&key, None);
     }
-    let mut kinds = world.kinds(true);
+    let mut kinds = test_store.kinds(true);
     kinds.sort();
     assert_eq!(kinds, ["wrong-count", "wrong-references", "wrong-references"]);
-    assert_ne!(world.entries(b'N').remove(0), large);
-    assert_eq!(world.kinds(false), [""; 0]);
-    world.open().collect().expect("collected");
-    world.extents.list(ExtentId(0), &mut |id| panic!("{id:?} remains")).expect("listed");
+    assert_ne!(test_store.entries(b'N').remove(0), large);
+    assert_eq!(test_store.kinds(false), [""; 0]);
+    test_store.open().collect().expect("collected");
+    test_store.extents.list(ExtentId(0), &mut |id| panic!("{id:?} remains")).expect("listed");
 }
 
 #[test]
 fn lost_data_is_reported_and_not_repaired() {
     for damage in 0..4 {
-        let world = world();
-        let (extent, _) = world.entries(b'E').remove(0);
+        let test_store = test_store();
+        let (extent, _) = test_store.entries(b'E').remove(0);
         let id = ExtentId(u64::from_be_bytes(*extent.last_chunk().expect("a number")));
         let expected = match damage {
             0 => {
-                world.extents.remove(id).expect("removed");
+                test_store.extents.remove(id).expect("removed");
                 ProblemKind::MissingExtent
             }
             1 => {
-                world.extents.write(id, &[1; 10]).expect("written");
+                test_store.extents.write(id, &[1; 10]).expect("written");
                 ProblemKind::DamagedExtent
             }
             2 => {
-                world.change(&extent, None);
+                test_store.change(&extent, None);
                 ProblemKind::UnknownExtent
             }
             _ => {
-                let (name, _) = world.entries(b'N').remove(0);
-                world.change(&name, Some(&[0xFF]));
+                let (name, _) = test_store.entries(b'N').remove(0);
+                test_store.change(&name, Some(&[0xFF]));
                 ProblemKind::DamagedEntry
             }
         };
-        let problems = world.problems(true);
+        let problems = test_store.problems(true);
         let found = problems.iter().find(|problem| problem.kind == expected);
         let found = found.unwrap_or_else(|| panic!("{expected:?} is not in {problems:?}"));
         assert!(!found.is_repairable);
         if damage < 3 {
             assert_eq!(found.name.as_deref(), Some(&b"large"[..]));
         }
-        assert!(world.problems(false).iter().any(|problem| problem.kind == expected), "it was repaired");
+        assert!(test_store.problems(false).iter().any(|problem| problem.kind == expected), "it was repaired");
     }
 }
 
 #[test]
 fn nothing_is_removed_while_an_entry_is_damaged() {
     for tag in [b'N', b'X'] {
-        let world = world();
-        let (key, value) = world.entries(tag).pop().expect("an entry");
-        world.change(&key, Some(&[0xFF]));
-        let problems = world.problems(true);
+        let test_store = test_store();
+        let (key, value) = test_store.entries(tag).pop().expect("an entry");
+        test_store.change(&key, Some(&[0xFF]));
+        let problems = test_store.problems(true);
         assert!(problems.len() > 1, "{problems:?}");
         assert!(problems.iter().all(|problem| !problem.is_repairable), "{problems:?}");
-        // The entry is restored from a backup, and all data is there.
-        world.change(&key, Some(&value));
-        world.open().collect().expect("collected");
-        world.assert_intact();
+        // After the entry is restored, as from a backup, all data is present.
+        test_store.change(&key, Some(&value));
+        test_store.open().collect().expect("collected");
+        test_store.assert_intact();
     }
 }
 
@@ -213,9 +214,9 @@ fn nothing_is_removed_while_an_entry_is_damaged() {
 fn random_damage_of_entries_never_panics() {
     let mut random = quell_testkit::Random::new(5);
     for _ in 0..500 {
-        let world = world();
+        let test_store = test_store();
         for tag in [b'N', b'P', b'X', b'E', b'M'] {
-            let mut entries = world.entries(tag);
+            let mut entries = test_store.entries(tag);
             let (key, mut value) = entries.swap_remove(random.below(entries.len()));
             if random.one_in(2) && !value.is_empty() {
                 let position = random.below(value.len());
@@ -224,12 +225,12 @@ fn random_damage_of_entries_never_panics() {
                 let length = random.below(20);
                 value = random.bytes(length);
             }
-            world.change(&key, Some(&value));
+            test_store.change(&key, Some(&value));
         }
-        let _ = world.problems(true);
+        let _ = test_store.problems(true);
         let store = OpenStore::open(
-            world.tables.clone(),
-            world.extents.clone(),
+            test_store.tables.clone(),
+            test_store.extents.clone(),
             Arc::new(NoClock),
             Options::default(),
         );

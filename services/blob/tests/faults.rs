@@ -1,4 +1,4 @@
-//! Commits that fail, full disks, and callers that do not behave.
+//! Tests of commits that fail, full disks, and invalid requests.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ impl Clock for NoClock {
     }
 }
 
-/// Tables of which the next commits fail.
+/// Tables whose next commits fail.
 #[derive(Default)]
 struct FailingTables {
     entries: MemoryStore,
@@ -65,17 +65,17 @@ impl KeyValue for FailingTables {
     }
 }
 
-struct World {
+struct TestStore {
     tables: Arc<FailingTables>,
     extents: Arc<MemoryExtents>,
     store: OpenStore,
 }
 
-fn world(options: Options) -> World {
+fn test_store(options: Options) -> TestStore {
     let tables = Arc::new(FailingTables::default());
     let extents = Arc::new(MemoryExtents::default());
     let store = OpenStore::open(tables.clone(), extents.clone(), Arc::new(NoClock), options).expect("opened");
-    World { tables, extents, store }
+    TestStore { tables, extents, store }
 }
 
 fn create(name: &[u8], may_exist: bool) -> Operation {
@@ -97,7 +97,7 @@ fn kind(result: &CommitResult) -> Option<ErrorKind> {
     }
 }
 
-impl World {
+impl TestStore {
     fn commit(&self, operations: Vec<Operation>) -> CommitResult {
         self.store.commit(transaction(operations))
     }
@@ -122,7 +122,8 @@ impl World {
         count
     }
 
-    /// Leaves content after the end of the blob `cut`, which is removed before it is extended.
+    /// Truncates the blob `cut` so that content after its end remains, which is removed before the
+    /// blob is extended.
     fn cut(&self) {
         let data = |index: u64| write(b"cut", index * 16_384, vec![1; 16_384]);
         let mut operations = vec![create(b"cut", false)];
@@ -134,51 +135,53 @@ impl World {
 
 #[test]
 fn a_transaction_that_is_applied_again_after_a_full_disk_keeps_its_extents() {
-    let world = world(Options::default());
-    // The group, and the first transaction alone. So the second one creates the blob.
-    world.tables.fail(2, ErrorKind::NoSpace);
+    let test_store = test_store(Options::default());
+    // Two commits fail: the group, and the first transaction alone. So the second transaction
+    // creates the blob.
+    test_store.tables.fail(2, ErrorKind::NoSpace);
     let transactions = [1, 2].map(|byte| vec![create(b"a", false), write(b"a", 0, vec![byte; 50_000])]);
-    let results = world.commit_group(transactions.to_vec());
+    let results = test_store.commit_group(transactions.to_vec());
     assert_eq!(kind(&results[0]), Some(ErrorKind::NoSpace));
     results[1].as_ref().expect("committed");
     let mut bytes = vec![0; 50_000];
-    assert_eq!(world.store.snapshot().read(b"a", 0, &mut bytes).expect("read"), bytes.len());
+    assert_eq!(test_store.store.snapshot().read(b"a", 0, &mut bytes).expect("read"), bytes.len());
     assert_eq!(bytes, vec![2; 50_000]);
-    assert_eq!(world.extents(), 1, "the extent of the first transaction needs space");
+    assert_eq!(test_store.extents(), 1, "the extent of the first transaction needs space");
 }
 
 #[test]
 fn a_commit_that_stops_the_tables_on_a_full_disk_is_not_reported_as_refused() {
-    let world = world(Options::default());
-    world.tables.has_stopped.store(true, Ordering::SeqCst);
-    world.tables.fail(100, ErrorKind::NoSpace);
+    let test_store = test_store(Options::default());
+    test_store.tables.has_stopped.store(true, Ordering::SeqCst);
+    test_store.tables.fail(100, ErrorKind::NoSpace);
     // The write may have taken effect, so neither transaction of the group is known to have failed.
-    let results = world.commit_group([1, 2].map(|byte| vec![create(&[byte], false)]).to_vec());
+    let results = test_store.commit_group([1, 2].map(|byte| vec![create(&[byte], false)]).to_vec());
     for result in &results {
         assert_eq!(kind(result), Some(ErrorKind::Os(quell_vfs::errno::EIO)));
     }
-    // Nothing of a later one was written.
-    assert_eq!(kind(&world.commit(vec![create(b"later", false)])), Some(ErrorKind::NoSpace));
+    // A later commit writes nothing.
+    assert_eq!(kind(&test_store.commit(vec![create(b"later", false)])), Some(ErrorKind::NoSpace));
 }
 
 #[test]
 fn commits_to_a_full_disk_leave_neither_extents_nor_memory() {
     for kind_of_failure in [ErrorKind::NoSpace, ErrorKind::Os(quell_vfs::errno::EIO)] {
-        let world = world(Options::default());
-        world.commit(vec![create(b"a", false), write(b"a", 0, vec![1; 20_000])]).expect("written");
-        world.tables.fail(100, kind_of_failure);
-        let result = world.commit(vec![write(b"a", 0, vec![2; 20_000]), write(b"a", 0, vec![2; 50_000])]);
+        let test_store = test_store(Options::default());
+        test_store.commit(vec![create(b"a", false), write(b"a", 0, vec![1; 20_000])]).expect("written");
+        test_store.tables.fail(100, kind_of_failure);
+        let result =
+            test_store.commit(vec![write(b"a", 0, vec![2; 20_000]), write(b"a", 0, vec![2; 50_000])]);
         assert_eq!(kind(&result), Some(kind_of_failure));
-        let after_first = world.store.history_bytes();
+        let after_first = test_store.store.history_bytes();
         for _ in 0..50 {
-            world.commit(vec![write(b"a", 0, vec![2; 20_000])]).expect_err("refused");
+            test_store.commit(vec![write(b"a", 0, vec![2; 20_000])]).expect_err("refused");
         }
-        assert!(world.store.history_bytes() <= after_first, "{}", world.store.history_bytes());
+        assert!(test_store.store.history_bytes() <= after_first, "{}", test_store.store.history_bytes());
         if kind_of_failure == ErrorKind::NoSpace {
-            assert_eq!((world.extents(), after_first), (0, 0));
+            assert_eq!((test_store.extents(), after_first), (0, 0));
         }
         let mut bytes = vec![0; 20_000];
-        world.store.snapshot().read(b"a", 0, &mut bytes).expect("read");
+        test_store.store.snapshot().read(b"a", 0, &mut bytes).expect("read");
         assert_eq!(bytes, vec![1; 20_000]);
     }
 }
@@ -186,37 +189,41 @@ fn commits_to_a_full_disk_leave_neither_extents_nor_memory() {
 #[test]
 fn a_transaction_fails_if_the_content_before_it_cannot_be_removed() {
     for kind_of_failure in [ErrorKind::NoSpace, ErrorKind::Os(quell_vfs::errno::EIO)] {
-        let world = world(Options::default());
-        world.cut();
-        world.tables.fail(2_000, kind_of_failure);
+        let test_store = test_store(Options::default());
+        test_store.cut();
+        test_store.tables.fail(2_000, kind_of_failure);
         let append = |data| Operation::Append { name: b"cut".to_vec(), data };
-        let result = world.commit(vec![append(vec![2; 50_000])]);
+        let result = test_store.commit(vec![append(vec![2; 50_000])]);
         assert_eq!(kind(&result), Some(kind_of_failure));
-        assert_eq!(world.extents(), 0);
-        world.tables.fail(0, kind_of_failure);
-        world.commit(vec![append(vec![2; 5])]).expect("committed");
+        assert_eq!(test_store.extents(), 0);
+        test_store.tables.fail(0, kind_of_failure);
+        test_store.commit(vec![append(vec![2; 5])]).expect("committed");
         let mut bytes = [9; 20];
-        assert_eq!(world.store.snapshot().read(b"cut", 0, &mut bytes).expect("read"), 15);
+        assert_eq!(test_store.store.snapshot().read(b"cut", 0, &mut bytes).expect("read"), 15);
         assert_eq!(bytes[..15], [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2]);
     }
 }
 
 #[test]
 fn a_receiver_that_panics_does_not_stop_other_commits() {
-    let world = world(Options::default());
-    world.store.submit(transaction(vec![create(b"a", false)]), |_| panic!("expected: a fault of the caller"));
+    let test_store = test_store(Options::default());
+    test_store
+        .store
+        .submit(transaction(vec![create(b"a", false)]), |_| panic!("expected: a fault of the caller"));
     let received = Arc::new(Mutex::new(None));
     let result = received.clone();
-    world.store.submit(transaction(vec![create(b"b", false)]), move |r| *result.lock().unwrap() = Some(r));
-    world.store.commit_pending();
+    test_store
+        .store
+        .submit(transaction(vec![create(b"b", false)]), move |r| *result.lock().unwrap() = Some(r));
+    test_store.store.commit_pending();
     received.lock().unwrap().take().expect("received").expect("committed");
-    world.commit(vec![create(b"c", false)]).expect("committed");
+    test_store.commit(vec![create(b"c", false)]).expect("committed");
 }
 
 #[test]
 fn a_short_transaction_cannot_need_much_memory() {
-    let world = world(Options::default());
-    world.commit(vec![create(b"a", false)]).expect("created");
+    let test_store = test_store(Options::default());
+    test_store.commit(vec![create(b"a", false)]).expect("created");
     let one = Transform::one(TransformKind::Add, CellType::U8, Overflow::Wrap, &[1]);
     for (distance, returns_before) in [(0, true), (1 << 20, false)] {
         let add = |index: u64| {
@@ -224,7 +231,7 @@ fn a_short_transaction_cannot_need_much_memory() {
             Operation::Transform { name: b"a".to_vec(), offset: index * distance, transform }
         };
         let operations: Vec<Operation> = (0..40).map(add).collect();
-        match world.commit(operations.clone()) {
+        match test_store.commit(operations.clone()) {
             // The later operations were not applied.
             Err(Refusal::Failed { operation: Some(position), failure }) => {
                 assert_eq!(failure.kind(), ErrorKind::InvalidInput);
@@ -235,7 +242,7 @@ fn a_short_transaction_cannot_need_much_memory() {
         if distance == 0 {
             continue;
         }
-        let mut draft = world.store.snapshot().draft();
+        let mut draft = test_store.store.snapshot().draft();
         let applied = operations.into_iter().take_while(|operation| draft.apply(operation.clone()).is_ok());
         assert!(applied.count() < 30);
     }
@@ -243,30 +250,30 @@ fn a_short_transaction_cannot_need_much_memory() {
 
 #[test]
 fn a_transaction_extends_a_blob_that_was_cut_and_reads_it() {
-    let world = world(Options::default());
-    world.cut();
+    let test_store = test_store(Options::default());
+    test_store.cut();
     let append = Operation::Append { name: b"cut".to_vec(), data: vec![2; 5] };
-    let refused = world.store.snapshot().draft().apply(append.clone()).expect_err("content is left");
+    let refused = test_store.store.snapshot().draft().apply(append.clone()).expect_err("content is left");
     assert!(refused.is_repeatable(), "{refused}");
-    world.store.snapshot().draft().apply(append).expect("applied");
+    test_store.store.snapshot().draft().apply(append).expect("applied");
 }
 
 #[test]
 fn a_snapshot_does_not_end_because_of_extents_that_it_does_not_need() {
     let options = Options { unused_extent_bytes_max: 1 << 20, ..Options::default() };
-    let world = world(options);
-    world.commit(vec![create(b"a", false)]).expect("created");
-    let overwrite = |byte| world.commit(vec![write(b"a", 0, vec![byte; 200_000])]).expect("written");
+    let test_store = test_store(options);
+    test_store.commit(vec![create(b"a", false)]).expect("created");
+    let overwrite = |byte| test_store.commit(vec![write(b"a", 0, vec![byte; 200_000])]).expect("written");
     (0..10).for_each(|byte| _ = overwrite(byte));
-    assert!(world.extents() < 10, "no snapshot needs them: {}", world.extents());
-    let first = world.store.snapshot();
+    assert!(test_store.extents() < 10, "no snapshot needs them: {}", test_store.extents());
+    let first = test_store.store.snapshot();
     let mut bytes = vec![0; 200_000];
     for byte in 10..14 {
         overwrite(byte);
         first.read(b"a", 0, &mut bytes).expect("800,000 bytes are kept for it");
         assert_eq!(bytes, vec![9; 200_000]);
     }
-    let second = world.store.snapshot();
+    let second = test_store.store.snapshot();
     (14..17).for_each(|byte| _ = overwrite(byte));
     let expired = first.read(b"a", 0, &mut bytes).expect_err("too much is kept for it");
     assert_eq!(expired.kind, ErrorKind::Stale);
@@ -316,8 +323,8 @@ fn a_snapshot_that_expires_during_a_read_is_stale_and_not_damaged() {
     assert_eq!(error.kind, ErrorKind::Stale, "{error}");
 }
 
-/// A process that was replaced while it opened the store must not remove the extents of the other
-/// process, which its tables do not contain.
+/// A process that was replaced while it opened the store must not remove the extents of the process
+/// that has replaced it, although its own tables do not contain them.
 #[test]
 fn an_opening_that_is_late_removes_no_extents_of_a_later_one() {
     let extents = Arc::new(MemoryExtents::default());
@@ -367,7 +374,7 @@ fn extents_of_earlier_processes_that_were_never_committed_are_removed() {
     open().commit(Transaction { operations, ..Transaction::default() }).expect("committed");
     let second = open();
     let used = count();
-    // A write of the first process that was performed late, and one of the second process.
+    // A late write of the first process, and a write of the second process.
     extents.write(epoch(1, 1_000_000), b"late").expect("written");
     extents.write(epoch(2, 1_000_000), b"own").expect("written");
     assert_eq!(second.remove_orphans().expect("listed"), 1);

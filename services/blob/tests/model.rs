@@ -25,16 +25,16 @@ impl Clock for Counter {
 
 type State = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The number of names: few, so that transactions meet.
+/// There are few names, so that transactions conflict.
 const NAMES: [&[u8]; 5] = [b"a", b"ab", b"b", b"log", b"\xff\x00"];
 /// The largest size of a blob in the model.
 const SIZE_MAX: usize = 300_000;
 
-struct World {
+struct TestStore {
     tables: Arc<dyn KeyValue>,
     extents: Arc<MemoryExtents>,
     store: OpenStore,
-    /// The states that a snapshot may have.
+    /// The states that snapshots may have.
     states: BTreeMap<Version, State>,
     last_commit: Version,
     random: Random,
@@ -43,7 +43,7 @@ struct World {
 /// A transaction that has begun.
 struct Open {
     snapshot: Snapshot,
-    /// The state as the transaction sees it.
+    /// The state that the transaction sees.
     own: State,
     reads: Vec<Read>,
     operations: Vec<Operation>,
@@ -114,13 +114,13 @@ fn write(blob: &mut Vec<u8>, offset: usize, data: &[u8]) {
     blob[offset..offset + data.len()].copy_from_slice(data);
 }
 
-impl World {
-    fn new(seed: u64) -> World {
+impl TestStore {
+    fn new(seed: u64) -> TestStore {
         let tables: Arc<dyn KeyValue> = Arc::new(MemoryStore::new());
         let extents = Arc::new(MemoryExtents::default());
         let store = open(&tables, &extents);
         let states = BTreeMap::from([(store.version(), State::new())]);
-        World { tables, extents, store, states, last_commit: Version(0), random: Random::new(seed) }
+        TestStore { tables, extents, store, states, last_commit: Version(0), random: Random::new(seed) }
     }
 
     fn latest(&self) -> &State {
@@ -131,7 +131,7 @@ impl World {
         self.random.pick(&NAMES).to_vec()
     }
 
-    /// Returns a length that is mostly small, and sometimes that of an extent.
+    /// Returns a length that is mostly small, and sometimes large enough for an extent.
     fn random_length(&mut self) -> usize {
         match self.random.below(6) {
             0 => 0,
@@ -295,21 +295,21 @@ fn has_same(a: &State, b: &State, read: &Read) -> bool {
 }
 
 fn run(seed: u64, steps: usize) {
-    let mut world = World::new(seed);
+    let mut test_store = TestStore::new(seed);
     let mut open: Vec<Open> = Vec::new();
     for _ in 0..steps {
-        match world.random.below(20) {
+        match test_store.random.below(20) {
             0..=4 if open.len() < 6 => {
-                let begun = world.begin();
+                let begun = test_store.begin();
                 open.push(begun);
             }
             5..=9 if !open.is_empty() => {
-                let index = world.random.below(open.len());
-                world.read(&mut open[index]);
+                let index = test_store.random.below(open.len());
+                test_store.read(&mut open[index]);
             }
             10..=14 if !open.is_empty() => {
-                let index = world.random.below(open.len());
-                let operation = world.random_operation(&open[index].own);
+                let index = test_store.random.below(open.len());
+                let operation = test_store.random_operation(&open[index].own);
                 let mut own = open[index].own.clone();
                 if apply(&mut own, &operation).is_some() {
                     open[index].own = own;
@@ -317,42 +317,45 @@ fn run(seed: u64, steps: usize) {
                 }
             }
             15 | 16 if !open.is_empty() => {
-                let index = world.random.below(open.len());
+                let index = test_store.random.below(open.len());
                 let transaction = open.swap_remove(index);
-                world.commit(transaction);
+                test_store.commit(transaction);
             }
-            17 => world.store.collect().expect("collected"),
-            18 if world.random.one_in(8) => {
+            17 => test_store.store.collect().expect("collected"),
+            18 if test_store.random.one_in(8) => {
                 open.clear();
-                world.restart();
+                test_store.restart();
             }
-            19 => world.check_everything(),
+            19 => test_store.check_everything(),
             _ => {
-                // A transaction that has read nothing.
-                let own = world.latest().clone();
-                let operation = world.random_operation(&own);
-                let mut begun = world.begin();
+                // This transaction has read nothing.
+                let own = test_store.latest().clone();
+                let operation = test_store.random_operation(&own);
+                let mut begun = test_store.begin();
                 begun.operations.push(operation);
-                world.commit(begun);
+                test_store.commit(begun);
             }
         }
     }
     open.clear();
-    world.check_everything();
-    let names: Vec<Vec<u8>> = world.latest().keys().cloned().collect();
+    test_store.check_everything();
+    let names: Vec<Vec<u8>> = test_store.latest().keys().cloned().collect();
     let operations = names.into_iter().map(|name| Operation::Delete { name }).collect();
-    world.store.commit(Transaction { operations, ..Transaction::default() }).expect("committed");
-    world.store.collect().expect("collected");
-    world.store.collect().expect("collected");
+    test_store.store.commit(Transaction { operations, ..Transaction::default() }).expect("committed");
+    test_store.store.collect().expect("collected");
+    test_store.store.collect().expect("collected");
     let mut left = Vec::new();
     let visit = &mut |key: &[u8], _: &[u8]| {
         left.push(key.escape_ascii().to_string());
         true
     };
-    world.tables.scan(&KeyRange::all(), visit).expect("scanned");
+    test_store.tables.scan(&KeyRange::all(), visit).expect("scanned");
     assert_eq!(left, ["Mepoch"], "seed {seed}: entries remain of a store without blobs");
-    world.extents.list(quell_blob_service::ExtentId(0), &mut |id| panic!("{id:?} remains")).expect("listed");
-    assert_eq!(world.store.history_bytes(), 0);
+    test_store
+        .extents
+        .list(quell_blob_service::ExtentId(0), &mut |id| panic!("{id:?} remains"))
+        .expect("listed");
+    assert_eq!(test_store.store.history_bytes(), 0);
 }
 
 #[test]
@@ -364,14 +367,14 @@ fn random_transactions_agree_with_the_model() {
 
 #[test]
 fn a_read_of_a_missing_blob_fails() {
-    let world = World::new(1);
-    let snapshot = world.store.snapshot();
+    let test_store = TestStore::new(1);
+    let snapshot = test_store.store.snapshot();
     assert_eq!(snapshot.read(b"a", 0, &mut [0]).expect_err("missing").kind, ErrorKind::NotFound);
     assert_eq!(snapshot.stat(b"").expect_err("empty").kind, ErrorKind::InvalidInput);
     assert_eq!(snapshot.stat(&[b'x'; 1025]).expect_err("long").kind, ErrorKind::NameTooLong);
 }
 
-/// Returns how many histories are tried: `QUELL_HISTORIES`, or 60.
+/// Returns the number of histories: the value of `QUELL_HISTORIES`, or 60.
 fn seeds() -> u64 {
     std::env::var("QUELL_HISTORIES").map_or(60, |number| number.parse().expect("QUELL_HISTORIES is a number"))
 }

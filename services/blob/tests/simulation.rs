@@ -1,7 +1,7 @@
 //! Clients of a store whose process crashes, in one thread and from a seed: replies are lost,
 //! commits are repeated, and the process ends before, during and after commits. The histories are
-//! checked for strict serializability. Runs with planted bugs show that the check, and porcupine,
-//! find them.
+//! checked for strict serializability. Runs with planted bugs show that the check and porcupine
+//! find these bugs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -55,7 +55,7 @@ struct CrashingTables {
 
 struct CrashState {
     random: Random,
-    /// The number of commits of which one ends the process, on average; 0 if none does.
+    /// On average, one of this many commits ends the process; 0 if no commit does.
     crash_one_in: usize,
     bug: Bug,
 }
@@ -135,10 +135,10 @@ enum Client {
     },
 }
 
-/// The answer to a commit, when it has arrived.
+/// The result of a commit, when it has arrived.
 type Answer = Arc<Mutex<Option<CommitResult>>>;
 
-struct World {
+struct Simulation {
     tables: Arc<CrashingTables>,
     extents: Arc<MemoryExtents>,
     store: OpenStore,
@@ -184,8 +184,8 @@ fn read_all(draft: &Snapshot, name: &[u8]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-impl World {
-    fn new(seed: u64, bug: Bug) -> World {
+impl Simulation {
+    fn new(seed: u64, bug: Bug) -> Simulation {
         let mut random = Random::new(seed);
         let state = CrashState { random: Random::new(random.number()), crash_one_in: 0, bug };
         let tables = Arc::new(CrashingTables::new(MemoryStore::new(), state));
@@ -198,10 +198,20 @@ impl World {
         *tables.durable.lock().unwrap() = tables.live.clone();
         tables.state.lock().unwrap().crash_one_in = 25;
         let clients = (0..CLIENTS).map(|_| Client::Idle).collect();
-        World { tables, extents, store, clients, history: Vec::new(), time: 0, next_value: 1, random, bug }
+        Simulation {
+            tables,
+            extents,
+            store,
+            clients,
+            history: Vec::new(),
+            time: 0,
+            next_value: 1,
+            random,
+            bug,
+        }
     }
 
-    /// Replaces the process by a new one, which finds the durable data.
+    /// Replaces the process by a new process, which finds the durable data.
     fn restart(&mut self) {
         let entries = self.tables.durable.lock().unwrap().clone();
         let random = Random::new(self.random.number());
@@ -210,7 +220,7 @@ impl World {
         self.extents = Arc::new((*self.extents).clone());
         match open(&self.tables, &self.extents) {
             Ok(store) => self.store = store,
-            // It ended while it opened the store.
+            // The process ended while it opened the store.
             Err(_) => return self.restart(),
         }
         for index in 0..self.clients.len() {
@@ -380,7 +390,7 @@ impl World {
         let Some(result) = answer.lock().unwrap().take() else {
             return Client::Sent { begun, transaction, operations, answer };
         };
-        // An answer that is lost: the client repeats the commit.
+        // The reply is lost, and the client repeats the commit.
         if self.random.one_in(5) {
             let answer = self.send(&transaction, true);
             return Client::Sent { begun, transaction, operations, answer };
@@ -450,20 +460,20 @@ impl World {
 /// A history that has ended.
 struct History {
     transactions: Vec<HistoryTransaction>,
-    /// Faults of the store at the end, which no transaction shows.
+    /// Faults that were found in the store at the end, and not by a transaction.
     faults: Vec<String>,
 }
 
 fn run(seed: u64, bug: Bug) -> History {
-    let mut world = World::new(seed, bug);
+    let mut simulation = Simulation::new(seed, bug);
     for _ in 0..STEPS {
-        world.step();
+        simulation.step();
     }
-    world.finish()
+    simulation.finish()
 }
 
-/// Returns how many histories are tried: `QUELL_HISTORIES`, or 300; and the first seed,
-/// `QUELL_SEED`.
+/// Returns the seeds of the histories. Their number is the value of `QUELL_HISTORIES`, or 300, and
+/// the first seed is the value of `QUELL_SEED`.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().map(|number| number.parse().expect("a number"));
     let first = number("QUELL_SEED").unwrap_or(0);

@@ -1,13 +1,14 @@
-//! Marks, which show whether a pool has changes that were not copied out of it. Each member has a
-//! number that increases with its changes. A copy of the whole pool reads the numbers of all
-//! members before it begins, and records them after it is complete. If the number of a member is
-//! larger than the recorded one, the member has later changes.
+//! Marks, which show whether a pool has changes that were not copied out of the pool. Each member
+//! has a number that increases with its changes. A complete copy of the pool (stage-out) reads the
+//! numbers of all members before it begins, and records them after it has ended. If the number of a
+//! member is larger than the recorded one, the member has later changes.
 //!
 //! Only the first change after the number was read increases it and writes it to the store.
 //!
 //! Clients write the chunks of their machine without requests. A client may be writing a file if it
-//! has sent `NoteData` and the file has references. The size and times of the data of these files
-//! are compared with earlier ones when the number is read, and when the last reference is returned.
+//! has sent `NoteData` and the file has references. The size and the times of the data of such a
+//! file are compared with their earlier values when the number is read, and when the last reference
+//! is returned.
 
 use std::rc::Rc;
 
@@ -67,8 +68,9 @@ impl Member {
         Ok(())
     }
 
-    /// Counts a change. Called after the change was made and before the reply is sent: a copy that
-    /// begins afterwards contains the change, and for a copy that has begun it is a later change.
+    /// Counts a change. Must be called after the change was made and before the reply is sent: a
+    /// copy that begins afterwards contains the change, and for a copy that has already begun, it
+    /// is a later change.
     pub(crate) fn count_change(&self) {
         if !self.marks.is_counted.get() {
             self.marks.changes.set(self.marks.changes.get() + 1);
@@ -95,7 +97,7 @@ impl Member {
 
     /// Records that a complete copy of the pool contains the changes up to a number.
     pub(crate) fn record_mark(&self, changes: u64) -> Result<Reply<'static>> {
-        // A copy that began earlier may be completed later.
+        // A copy that began earlier may end later.
         if changes > self.marks.saved.get() && changes <= self.marks.changes.get() {
             self.marks.saved.set(changes);
             self.put_marks()?;

@@ -19,9 +19,9 @@ const OPEN_FILES_MAX: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 pub struct Space {
     /// The size of the file system that has the chunks.
     pub total_bytes: u64,
-    /// The free part.
+    /// The free space.
     pub free_bytes: u64,
-    /// The part that users other than root may use.
+    /// The free space that users other than root may use.
     pub available_bytes: u64,
     /// The number of the file system on its machine, as `st_dev` packs it.
     pub device: u64,
@@ -38,12 +38,12 @@ pub struct ChunkState {
     pub changed: Stamp,
 }
 
-/// The storage of chunks. Any number of threads may use it. Offsets are those in the file of the
+/// The storage of chunks. Any number of threads may use it. Offsets are offsets in the file of the
 /// pool, in bytes.
 pub trait Chunks: Send + Sync {
-    /// Reads from the chunks of a file and returns the number of bytes. It is less than requested
-    /// at the end of the data, or if the rest of the range was not written. Other parts that were
-    /// not written are read as zeros.
+    /// Reads from the chunks of a file and returns the number of bytes. The number is less than
+    /// requested at the end of the data, or if the rest of the range was never written. Other parts
+    /// that were never written are read as zeros.
     fn read(&self, id: FileId, into: &mut [u8], offset: u64) -> Result<usize>;
 
     /// Writes to the chunks of a file.
@@ -67,16 +67,16 @@ pub trait Chunks: Send + Sync {
     /// Sets the time of the last write, if there are chunks of the file.
     fn set_modified(&self, id: FileId, time: Stamp) -> Result<()>;
 
-    /// Returns the begin of the first data of a file at or after `offset`; `None` if there is none.
-    /// Parts that were not written can count as data.
+    /// Returns the offset of the first data of a file at or after `offset`; `None` if there is no
+    /// data. Parts that were not written can count as data.
     fn next_data(&self, id: FileId, offset: u64) -> Result<Option<u64>>;
 
     /// Returns the space of the storage.
     fn space(&self) -> Result<Space>;
 }
 
-/// Chunks in the files of one directory, which have names of [`FileId::data_name`]. Ranges of other
-/// members and other local files are holes in a local file.
+/// Chunks in the files of one directory, which are named by [`FileId::data_name`]. A local file has
+/// holes in place of the ranges that are on other members or in other local files.
 pub struct ChunkDir {
     dir: Arc<dyn WritableDir>,
     open: Mutex<LruCache<(FileId, usize), Arc<dyn WritableFile>>>,
@@ -119,7 +119,7 @@ impl ChunkDir {
             }
             match self.dir.create_file(&id.data_name(number), ONLY_DATA_FILE) {
                 Ok(file) => return Ok(self.keep((id, number), file)),
-                // A client or another thread has created it.
+                // A client or another thread has created the file.
                 Err(error) if error.kind == ErrorKind::Exists => {}
                 Err(error) => return Err(error),
             }
@@ -130,7 +130,7 @@ impl ChunkDir {
         file.expect_random_reads();
         let file: Arc<dyn WritableFile> = Arc::from(file);
         let evicted = lock(&self.open).push(key, Arc::clone(&file));
-        // A file is closed after the lock is released.
+        // The evicted file is closed after the lock is released.
         drop(evicted);
         file
     }
@@ -203,7 +203,7 @@ impl Chunks for ChunkDir {
         if has_others(&first) {
             (1..DATA_FILES_MAX).try_for_each(|number| self.remove_file(id, number))?;
         }
-        // Last, so that an interrupted removal can be repeated.
+        // The first file is removed last, so that an interrupted removal can be repeated.
         self.remove_file(id, 0)
     }
 
@@ -221,8 +221,8 @@ impl Chunks for ChunkDir {
         let mut state: Option<ChunkState> = None;
         self.each(id, |_, found| {
             let (end, modified, changed) = (found.size_bytes, found.modified.into(), found.changed.into());
-            // The local file that was changed last has the time of the last write: a client may
-            // have set an earlier or later time on all of them before.
+            // The local file that was changed last has the time of the last write. A client may
+            // have set another time on all local files before.
             state = Some(match state {
                 Some(known) if (known.changed, known.modified) >= (changed, modified) => {
                     ChunkState { end: known.end.max(end), ..known }

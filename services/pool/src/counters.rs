@@ -1,5 +1,6 @@
-//! The counters of a member. They are plain numbers of the thread of the member. A request
-//! costs two readings of the clock and a few additions. The module `counting` counts the requests.
+//! The counters of a member. They are plain numbers, which only the thread of the member uses. A
+//! request reads the clock twice and makes a few additions. The module `counting` counts the
+//! requests.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -88,7 +89,7 @@ mod tests {
         counters.end(&read, Duration::from_micros(3), &bytes());
         counters.end(&write, Duration::ZERO, &Ok(Reply::Written(true)));
         counters.end(&write, Duration::ZERO, &Err(Error::new(ErrorKind::NoSpace, "write", "")));
-        // The target of a link is no data of a file.
+        // The target of a link is not counted as data of a file.
         counters.end(&link, Duration::ZERO, &bytes());
         let (clients, peers) = (counters.clients.borrow(), counters.peers.borrow());
         assert_eq!((clients.in_flight, peers.in_flight), (0, 0));

@@ -18,7 +18,7 @@ use crate::sessions::Origin;
 pub(crate) const SET_GROUP_ID: u16 = 0o2000;
 
 impl Member {
-    /// Creates an entry, with a reference of `origin`.
+    /// Creates an entry, and makes a reference for `origin`.
     pub(crate) async fn create(
         self: &Rc<Member>,
         origin: Origin,

@@ -1,8 +1,8 @@
-//! Data of files, in chunks. The chunks of a file on one member are in local files, in which they
-//! have the offsets that they have in the file. Clients on the machine of the member use these
-//! files without requests (layers/pool/src/file.rs). The sizes and times of the local files on the
-//! member of the attributes are therefore part of the attributes: they may be longer than the
-//! recorded size, and may have been written later than the recorded times.
+//! Data of files, in chunks. The chunks of a file on one member are in local files, at the same
+//! offsets as in the file of the pool. Clients on the machine of the member use these files without
+//! requests (layers/pool/src/file.rs). The sizes and times of the local files on the member of the
+//! attributes are therefore part of the attributes: they may be longer than the recorded size, and
+//! may have been written later than the recorded times.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ impl Member {
         Ok(Reply::Written(is_home))
     }
 
-    /// Notes a file of another member that gets its first chunk on this one. Without this, the
+    /// Records a file of another member that gets its first chunk on this member. Otherwise the
     /// member of the attributes might never be informed of the chunk: the client can end before it
     /// sends the size, and the write can be later than the removal of the file.
     fn note_local_file(&self, id: FileId) -> Result<()> {
@@ -75,12 +75,12 @@ impl Member {
             .ok_or_else(|| Error::new(ErrorKind::InvalidInput, "use a chunk beyond its end", ""))
     }
 
-    /// Records that a file of this member may have chunks, on any member. Data that is inline is
-    /// moved to them.
+    /// Records that a file of this member may have chunks, on any member. Inline data is moved to
+    /// chunks.
     ///
     /// # Errors
     ///
-    /// `Stale` if there is no such file, or if it is being removed: the write is late.
+    /// `Stale` if there is no such file, or if it is being removed.
     pub(crate) async fn note_data(self: &Rc<Member>, id: FileId) -> Result<()> {
         if self.files_with_data.borrow_mut().get(&id).is_none() {
             if self.written_inode(id)?.is_inline {
@@ -96,7 +96,7 @@ impl Member {
     ///
     /// # Errors
     ///
-    /// Those of [`note_data`](Member::note_data).
+    /// The errors of [`note_data`](Member::note_data).
     pub(crate) fn written_inode(&self, id: FileId) -> Result<Inode> {
         let inode = self.inode(id)?;
         inode.check_is_file()?;
@@ -106,8 +106,8 @@ impl Member {
         }
     }
 
-    /// Adds all files with chunks on this member to those that are reported to the members of their
-    /// attributes. Called at each start.
+    /// Adds all files with chunks on this member to the files that are reported to the members of
+    /// their attributes. Must be called at each start.
     pub(crate) fn load_chunks(&self) -> Result<()> {
         let mut unreported = self.unreported_chunks.borrow_mut();
         self.environment.chunks.files(&mut |id| unreported.extend([id]))
@@ -166,8 +166,8 @@ impl Member {
         Ok(Reply::Done)
     }
 
-    /// Adds changes that clients have made to the local file without requests to the attributes.
-    /// This must be the member of the attributes.
+    /// Adds the changes that clients have made to the local file without requests to `inode`. This
+    /// member must have the attributes of the file.
     pub(crate) fn add_changes_of_data(&self, id: FileId, inode: &mut Inode) -> Result<()> {
         if inode.kind != NodeKind::File || !inode.has_chunks || inode.is_inline {
             return Ok(());
@@ -177,7 +177,8 @@ impl Member {
             if !inode.is_modified_set {
                 inode.modified = inode.modified.max(data.modified);
             } else if data.modified != inode.modified {
-                // The time was also set on the data, so the data was written since.
+                // The time was also set on the data, so a different time shows that the data was
+                // written since.
                 inode.modified = data.modified;
                 inode.is_modified_set = false;
             }

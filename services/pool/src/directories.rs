@@ -1,5 +1,6 @@
-//! State of directories that every member needs to create entries: whether entries may be created,
-//! and the group that they get. The times of directories, which their entries change.
+//! The state of directories that every member needs to create entries: whether entries may be
+//! created, and the group that they get. Also the times of directories, which changes of their
+//! entries set.
 
 use std::rc::Rc;
 
@@ -65,7 +66,8 @@ impl Member {
         Ok(Reply::Done)
     }
 
-    /// Notes that entries of a directory have changed. `send_times` informs its member.
+    /// Records that entries of a directory have changed. `send_times` informs the member of the
+    /// directory.
     pub(crate) fn note_change_of(&self, dir: FileId, time: Stamp) {
         let mut touched = self.touched_dirs.borrow_mut();
         let latest = touched.entry(dir).or_insert(time);
@@ -81,7 +83,8 @@ impl Member {
     ///
     /// # Errors
     ///
-    /// Of the first member that failed. The times are only a hint, so they are not sent again.
+    /// The error of the first member that failed. The times are only a hint, so they are not sent
+    /// again.
     pub async fn send_times(self: Rc<Member>) -> Result<()> {
         let touched = self.touched_dirs.take();
         let mut result = Ok(());

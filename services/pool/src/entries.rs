@@ -52,9 +52,9 @@ impl Inode {
 }
 
 impl Member {
-    /// Returns the attributes of an entry of this member, with a reference of `origin` if `holds`.
-    /// The node of an entry that was renamed may be at another member: then the reply is its
-    /// identifier.
+    /// Returns the attributes of an entry of this member. If `holds` is set, makes a reference for
+    /// `origin`. The node of an entry that was renamed may be on another member. Then the reply has
+    /// only the identifier of the node.
     pub(crate) async fn lookup(
         self: &Rc<Member>,
         origin: Origin,
@@ -74,7 +74,7 @@ impl Member {
         if holds { Ok(found) } else { Ok(Reply::Found(Some(node_of(&found)?))) }
     }
 
-    /// Returns the attributes of a node, with a reference of `holder`.
+    /// Returns the attributes of a node, and makes a reference for `holder`.
     ///
     /// # Errors
     ///
@@ -154,7 +154,7 @@ impl Member {
             inode.is_modified_set = true;
         }
         if inode.kind == NodeKind::Dir {
-            // A time that is set replaces that of earlier changes.
+            // A time that a client sets replaces the time of earlier changes.
             self.touched_dirs.borrow_mut().remove(&id);
         }
         let mut batch = Batch::new();
@@ -183,7 +183,7 @@ impl Member {
         let mut inode = self.inode(id)?;
         inode.check_is_file()?;
         if inode.truncating_to_bytes.is_some() && size_bytes_min > inode.size_bytes {
-            // Completing the truncation now could remove data that is written meanwhile.
+            // To complete the truncation now could remove data that is written meanwhile.
             let source =
                 Some("a truncation of the file is not complete, because a member cannot be reached".into());
             return Err(Error { source, ..Error::new(ErrorKind::Unavailable, "write", "") });
@@ -260,14 +260,14 @@ impl Member {
         let has_chunks = inode.has_chunks && !inode.is_inline;
         let truncates = has_chunks && is_shorter || inode.truncating_to_bytes.is_some();
         let mut batch = Batch::new();
-        self.cut_inline_data(id, &mut inode, size_bytes, &mut batch)?;
+        self.truncate_inline_data(id, &mut inode, size_bytes, &mut batch)?;
         inode.size_bytes = size_bytes;
         inode.truncating_to_bytes = truncates.then_some(size_bytes);
         inode.write_at(self.now());
         batch.put(&keys::inode(id), &to_bytes(&inode));
         if truncates {
             batch.put(&keys::unfinished(id), &[]);
-            // It frees space.
+            // The change frees space.
             batch.allow_reserve();
         }
         self.put_result(origin, Performed::Size, &mut batch);
@@ -280,8 +280,8 @@ impl Member {
         Ok(())
     }
 
-    /// Truncates the chunks of a file whose record has the new size, unless that was done before.
-    /// The caller has locked the size.
+    /// Truncates the chunks of a file whose record has the new size, unless they were truncated
+    /// before. The caller must have locked the size.
     pub(crate) async fn finish_truncation(self: &Rc<Member>, id: FileId) -> Result<()> {
         let Some(size_bytes) = self.inode(id)?.truncating_to_bytes else { return Ok(()) };
         self.truncate_own_chunks(id, size_bytes)?;
@@ -303,8 +303,8 @@ impl Member {
     }
 
     /// Truncates the chunks of this member. This is done only once, because clients may write
-    /// beyond the new end afterwards. The length of the local file is part of the size, so this is
-    /// done before other operations.
+    /// beyond the new end afterwards. The length of the local file is part of the size, so the
+    /// chunks are truncated before other operations.
     fn truncate_own_chunks(&self, id: FileId, size_bytes: u64) -> Result<()> {
         if self.untruncated.borrow().contains(&id) {
             self.environment.chunks.truncate(id, size_bytes)?;
@@ -313,8 +313,8 @@ impl Member {
         Ok(())
     }
 
-    /// Truncates the chunks of this member for the truncations that the end of the daemon has
-    /// interrupted.
+    /// Truncates the chunks of this member for truncations that were interrupted by the end of the
+    /// daemon.
     pub(crate) fn load_truncations(&self) -> Result<()> {
         let unfinished: Vec<FileId> = self.unfinished.borrow().iter().copied().collect();
         for id in unfinished {
@@ -340,7 +340,7 @@ impl Member {
         })
     }
 
-    /// Returns the space of all members. A file system that several members use counts once.
+    /// Returns the space of all members. A file system that several members use is counted once.
     pub(crate) async fn space(self: &Rc<Member>) -> Result<Reply<'static>> {
         let (mut total, mut free, mut available) = (0_u64, 0_u64, 0_u64);
         let mut counted = HashSet::new();

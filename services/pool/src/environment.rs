@@ -1,4 +1,5 @@
-//! The world of a member, which is passed to it: storage, the other members, and the clock.
+//! The environment of a member, which is passed to it: storage, the other members, the clients, and
+//! the clock.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use crate::chunks::Chunks;
 pub trait Peers {
     /// Sends a request and returns the reply of the member, which has at most `reply_bytes_max`
     /// bytes. A request that `is_repeatable` may be sent several times, because a repetition has no
-    /// other effect. Errors: `Unavailable` and `TimedOut` if there is no reply; then it is not
-    /// known whether the member has performed the request.
+    /// other effect. Errors: `Unavailable` and `TimedOut` if there is no reply; in this case it is
+    /// not known whether the member has performed the request.
     fn call(
         &self,
         to: MemberId,
@@ -44,10 +45,10 @@ pub trait Clients {
 /// The counters of the clients of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClientCounts {
-    /// The current number of their connections.
+    /// The current number of connections of clients.
     pub connections: u64,
-    /// Their accesses to chunks without requests, including those of clients that have ended. No
-    /// number ever decreases, whatever a client writes to the shared memory.
+    /// The accesses of clients to chunks without requests, including clients that have ended. No
+    /// number ever decreases, even if a client writes wrong numbers to the shared memory.
     pub direct: DirectCounters,
 }
 

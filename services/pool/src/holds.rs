@@ -1,6 +1,6 @@
 //! References to nodes. A node without a name keeps its data as long as a client has references to
-//! it. Each reference is named by the number of the request that has made it, so that it is
-//! returned once even if the return is repeated.
+//! it. Each reference is identified by the number of the request that has made it, so that it is
+//! returned only once, even if the return is repeated.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -15,8 +15,8 @@ pub struct ClientId(pub u64);
 #[derive(Debug, Default)]
 pub struct MemberHolds {
     references: HashMap<FileId, Vec<(MemberId, u64)>>,
-    /// Nodes to which members had references before they were started again, with the times until
-    /// which they are kept: clients make the references again.
+    /// Nodes to which members had references before these members were started again, with the
+    /// times until which the nodes are kept, so that clients can make the references again.
     kept: HashMap<FileId, Duration>,
 }
 
@@ -48,7 +48,7 @@ impl MemberHolds {
         self.forget(member, |_| true);
     }
 
-    /// Ends the times that have passed, and returns the nodes without references.
+    /// Stops keeping the nodes whose times have passed, and returns those without references.
     pub fn end_kept(&mut self, now: Duration) -> Vec<FileId> {
         let ended = self.kept.extract_if(|_, until| *until <= now).map(|(id, _)| id);
         let mut free: Vec<FileId> = ended.filter(|id| !self.references.contains_key(id)).collect();
@@ -57,7 +57,7 @@ impl MemberHolds {
     }
 
     /// Removes the references of a member for which `is_lost` returns true, and returns the nodes
-    /// that have none left.
+    /// that have no references left.
     pub fn forget(&mut self, member: MemberId, is_lost: impl Fn(u64) -> bool) -> Vec<FileId> {
         let mut free: Vec<FileId> = self
             .references
@@ -85,9 +85,9 @@ impl MemberHolds {
 /// One client of this member.
 #[derive(Debug, Default)]
 struct Client {
-    /// The numbers of its references.
+    /// The numbers of the client's references, by node.
     holds: BTreeMap<FileId, Vec<u64>>,
-    /// The number of its operations that are being performed.
+    /// The number of the client's operations that are being performed.
     operations: u64,
     has_ended: bool,
 }
@@ -97,21 +97,21 @@ struct Client {
 pub struct ClientHolds(HashMap<ClientId, Client>);
 
 impl ClientHolds {
-    /// Notes that an operation of a client has begun.
+    /// Records that an operation of a client has begun.
     pub fn begin(&mut self, client: ClientId) {
         self.0.entry(client).or_default().operations += 1;
     }
 
-    /// Notes the end of an operation. Returns the references of a client that has ended before its
-    /// last operation.
+    /// Records the end of an operation. Returns the references of a client that has ended before
+    /// its last operation.
     pub fn end(&mut self, client: ClientId) -> Vec<(FileId, u64)> {
         let Some(found) = self.0.get_mut(&client) else { return Vec::new() };
         found.operations -= 1;
         if found.has_ended && found.operations == 0 { self.remove(client) } else { Vec::new() }
     }
 
-    /// Notes the end of a client. Returns its references, unless one of its operations is being
-    /// performed; then `end` returns them.
+    /// Records the end of a client. Returns its references, unless one of its operations is being
+    /// performed; in this case `end` returns them later.
     pub fn end_client(&mut self, client: ClientId) -> Vec<(FileId, u64)> {
         match self.0.get_mut(&client) {
             Some(found) if found.operations > 0 => {

@@ -1,12 +1,12 @@
 //! Inline data: the data of a small file in the key-value store, beside its attributes. The data of
 //! a file is inline from its creation until the first write that does not fit. Then it is moved to
-//! the first chunk, and stays in chunks for as long as the file exists, so that clients that have
-//! seen this use the chunks without asking again.
+//! the first chunk, and stays in chunks for as long as the file exists, so that clients that know
+//! this use the chunks without further requests.
 //!
 //! A move has two commits. The first one records that the file may have chunks; then the data is
 //! written to the first chunk; the second one records that the data is not inline any more. Until
 //! then the inline data is valid, and the chunks are not. A move that was interrupted leaves data
-//! in the first chunk, which the next one removes before it writes.
+//! in the first chunk, which the next move removes before it writes.
 
 use std::borrow::Cow;
 use std::rc::Rc;
@@ -23,7 +23,7 @@ use crate::results::Performed;
 use crate::sessions::Origin;
 
 impl Member {
-    /// Returns the largest length of inline data. It fits in the first chunk.
+    /// Returns the largest length of inline data. This length fits in the first chunk.
     fn inline_bytes_max(&self) -> usize {
         self.environment.inline_bytes_max.min(INLINE_BYTES_MAX).min(self.map.chunk_bytes() as usize)
     }
@@ -54,8 +54,8 @@ impl Member {
         Ok(Reply::Inline { data: Cow::Owned(data), size_bytes: inode.size_bytes })
     }
 
-    /// Writes inline data. If it does not fit, or if the data of the file is in chunks, the reply
-    /// is `InChunks`, and the client may write the chunks without requests afterwards.
+    /// Writes inline data. If the data does not fit, or if the data of the file is in chunks, the
+    /// reply is `InChunks`, and the client may write the chunks without requests afterwards.
     pub(crate) async fn write_inline(
         self: &Rc<Member>,
         origin: Origin,
@@ -90,9 +90,9 @@ impl Member {
         Ok(Reply::InChunks)
     }
 
-    /// Adds the removal of inline data from `end` on to a batch, which writes the record of the
-    /// file, too.
-    pub(crate) fn cut_inline_data(
+    /// Adds the removal of inline data from `end` on to a batch, which also writes the record of
+    /// the file.
+    pub(crate) fn truncate_inline_data(
         &self,
         id: FileId,
         inode: &mut Inode,
@@ -108,19 +108,19 @@ impl Member {
             true => batch.delete(&keys::inline_data(id)),
             false => batch.put(&keys::inline_data(id), &data),
         }
-        // It frees space.
+        // The removal frees space.
         batch.allow_reserve();
         inode.inline_bytes = data.len() as u32;
         Ok(())
     }
 
-    /// Moves the inline data of a file to its first chunk, unless that was done before. The caller
-    /// has locked the size.
+    /// Moves the inline data of a file to its first chunk, unless it was moved before. The caller
+    /// must have locked the size.
     ///
     /// # Errors
     ///
-    /// Those of [`note_data`](Member::note_data), and of the member of the chunk. The data is
-    /// inline then.
+    /// The errors of [`note_data`](Member::note_data), and of the member of the chunk. After an
+    /// error, the data is still inline.
     pub(crate) async fn move_to_chunks(self: &Rc<Member>, id: FileId) -> Result<()> {
         let mut inode = self.written_inode(id)?;
         if !inode.is_inline {

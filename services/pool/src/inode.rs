@@ -15,7 +15,7 @@ pub struct Inode {
     pub gid: u32,
     pub size_bytes: u64,
     pub modified: Stamp,
-    /// A client has set `modified`, and the file was not written since.
+    /// Whether a client has set `modified`, and the file was not written since.
     pub is_modified_set: bool,
     pub changed: Stamp,
     /// The directory and the name in it, unless the name was removed.
@@ -26,13 +26,13 @@ pub struct Inode {
     pub has_xattrs: bool,
     /// Whether the file may have chunks.
     pub has_chunks: bool,
-    /// Whether the data of the file is inline (module `inline`). Then chunks that it may have are
-    /// not part of it. A file whose data is not inline may have chunks.
+    /// Whether the data of the file is inline (module `inline`). If it is, chunks that exist are
+    /// not part of the data. A file whose data is not inline may have chunks.
     pub is_inline: bool,
-    /// The length of the inline data. A file without any has no record of it.
+    /// The length of the inline data. A file without inline data has no record for it.
     pub inline_bytes: u32,
     /// The size to which the chunks are being truncated. It is set until all members have truncated
-    /// theirs.
+    /// their chunks.
     pub truncating_to_bytes: Option<u64>,
 }
 
@@ -64,7 +64,7 @@ pub struct EntryRecord {
 /// A change that a transaction has prepared on this member.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PreparedChange {
-    /// A name gets an entry, or another one.
+    /// A name gets an entry, or a different entry.
     Entry { dir: FileId, name: Vec<u8>, new: EntryRecord },
     /// A node gets another name and directory, or loses its name.
     Node { id: FileId, kind: NodeKind, name: Option<(FileId, Vec<u8>)> },
@@ -72,12 +72,12 @@ pub enum PreparedChange {
     Removal { dir: FileId },
 }
 
-/// Returns the bytes of a record.
+/// Encodes a record.
 pub fn to_bytes<T: Serialize>(record: &T) -> Vec<u8> {
     quell_wire::encode(record)
 }
 
-/// Reads a record of this member's own store.
+/// Decodes a record of this member's own store.
 pub fn from_bytes<T: DeserializeOwned>(bytes: &[u8], record: &str) -> Result<T> {
     postcard::from_bytes(bytes).map_err(|cause| Error {
         source: Some(cause.into()),

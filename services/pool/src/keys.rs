@@ -1,4 +1,4 @@
-//! The keys of a member's key-value store. docs/formats/pool.md has the table of them.
+//! The keys of a member's key-value store. docs/formats/pool.md has a table of the keys.
 
 use std::ops::Bound;
 
@@ -124,7 +124,7 @@ pub fn marks() -> Vec<u8> {
     vec![MARKS]
 }
 
-/// Returns the range of the keys from `first` on that are before `end`.
+/// Returns the range of the keys from `first` on, up to `end`, exclusive.
 pub fn range<'a>(first: &'a [u8], end: &'a [u8]) -> KeyRange<'a> {
     KeyRange::between(Bound::Included(first), Bound::Excluded(end))
 }

@@ -13,7 +13,8 @@ use crate::map::NameHash;
 use crate::member::{Member, is_unknown};
 use crate::replies::unexpected;
 
-/// The number of entries that one member returns at a time, unless several have the same hash.
+/// The number of entries that one member returns at a time. It returns more if the next ones have
+/// the same hash as the last one.
 const PART_ENTRIES_MAX: u32 = 256;
 
 /// The space for the encoded entries of one listing, in bytes.
@@ -22,8 +23,9 @@ const LISTING_BYTES_MAX: usize = MESSAGE_BYTES_MAX - (16 << 10);
 const ENTRY_BYTES: usize = 32;
 
 impl Member {
-    /// Returns the entries of a directory after the cursor `after`: as many as are certainly the
-    /// next ones. The entries of members that cannot be reached are left out, or cause an error.
+    /// Returns the entries of a directory after the cursor `after`, up to the last entry that is
+    /// known to be the next one in order. The entries of members that cannot be reached are left
+    /// out, or cause an error.
     pub(crate) async fn list(
         self: &Rc<Member>,
         dir: FileId,
@@ -44,7 +46,7 @@ impl Member {
     }
 
     pub(crate) fn list_part(&self, dir: FileId, after: u64, count_max: u32) -> Result<Reply<'static>> {
-        // The cursor is the hash plus one, and so the hash of the next possible entry.
+        // The cursor is the hash plus one, so it is also the smallest hash of the next entry.
         let first = keys::entries_from(dir, NameHash(after));
         let end = keys::end_of(&first[..9]);
         let mut entries: Vec<Entry<'static>> = Vec::new();
@@ -53,7 +55,7 @@ impl Member {
         self.environment.store.scan(&keys::range(&first, &end), &mut |key, value| {
             let Some((hash, name)) = keys::parse_entry(key) else { return true };
             let cursor = hash.cursor();
-            // Entries with the same cursor are not separated.
+            // Entries with the same cursor are kept together.
             if entries.len() >= count_max as usize && entries.last().is_some_and(|last| last.cursor != cursor)
             {
                 has_more = true;
@@ -72,8 +74,8 @@ impl Member {
     }
 }
 
-/// Merges the parts of all members. Beyond the last entry of a part that has more, the order is not
-/// known, so the result ends there.
+/// Merges the parts of all members. After the last entry of a part that has more entries, the order
+/// is not known, so the result ends there.
 fn merge(parts: Vec<Entries<'static>>) -> Entries<'static> {
     let ends = parts.iter().filter(|part| part.has_more);
     let end = ends.filter_map(|part| part.entries.last()).map(|entry| entry.cursor).min();
@@ -82,13 +84,13 @@ fn merge(parts: Vec<Entries<'static>>) -> Entries<'static> {
     if let Some(end) = end {
         entries.retain(|entry| entry.cursor <= end);
     }
-    let is_cut = cut_to_bytes(&mut entries);
-    Entries { entries, has_more: end.is_some() || is_cut }
+    let is_limited = limit_bytes(&mut entries);
+    Entries { entries, has_more: end.is_some() || is_limited }
 }
 
-/// Removes the last entries of a listing that is too long for a message; returns whether it was.
-/// Entries with the same cursor are not separated.
-fn cut_to_bytes(entries: &mut Vec<Entry<'static>>) -> bool {
+/// Removes the last entries of a listing that is too long for a message, and returns whether it was
+/// too long. Entries with the same cursor are kept together.
+fn limit_bytes(entries: &mut Vec<Entry<'static>>) -> bool {
     let mut bytes = 0;
     let mut fits = |entry: &Entry<'static>| {
         bytes += entry.name.len() + ENTRY_BYTES;

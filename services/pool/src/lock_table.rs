@@ -1,5 +1,5 @@
-//! Locks of names and nodes, which keep the steps of one operation together while it waits for
-//! other members. They exist in memory only.
+//! Locks of names and nodes, which keep other operations from the names and nodes of an operation
+//! while it waits for other members. They exist in memory only.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,13 +11,13 @@ use quell_wire::pool::FileId;
 
 use crate::sessions::Origin;
 
-/// An object that an operation can lock. An operation that needs several takes them in the order of
-/// the variants, and takes a second name only with [`LockTable::try_lock`].
+/// An object that an operation can lock. An operation that needs several locks takes them in the
+/// order of the variants, and takes the lock of a second name only with [`LockTable::try_lock`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Lock {
     /// A request of another member, so that a repetition waits for its end.
     Request(Origin),
-    /// A name in a directory, whether an entry has it or not.
+    /// A name in a directory, whether an entry with this name exists or not.
     Name(FileId, Vec<u8>),
     /// The size and the chunks of a file.
     Size(FileId),
@@ -29,8 +29,8 @@ type Table = Rc<RefCell<HashMap<Lock, Arc<Mutex<()>>>>>;
 #[derive(Default)]
 pub struct LockTable(Table);
 
-/// A lock that is held until this is dropped.
-pub struct Held {
+/// A lock that is held until this value is dropped.
+pub struct HeldLock {
     table: Table,
     lock: Lock,
     guard: Option<OwnedMutexGuard<()>>,
@@ -38,13 +38,13 @@ pub struct Held {
 
 impl LockTable {
     /// Waits until the lock is free and takes it.
-    pub async fn lock(&self, lock: Lock) -> Held {
+    pub async fn lock(&self, lock: Lock) -> HeldLock {
         let mutex = Arc::clone(self.0.borrow_mut().entry(lock.clone()).or_default());
         self.held(lock, mutex.lock_owned().await)
     }
 
     /// Takes the lock, or returns `None` if another operation has it.
-    pub fn try_lock(&self, lock: Lock) -> Option<Held> {
+    pub fn try_lock(&self, lock: Lock) -> Option<HeldLock> {
         let mutex = Arc::clone(self.0.borrow_mut().entry(lock.clone()).or_default());
         let guard = mutex.try_lock_owned()?;
         Some(self.held(lock, guard))
@@ -56,12 +56,12 @@ impl LockTable {
         self.0.borrow().is_empty()
     }
 
-    fn held(&self, lock: Lock, guard: OwnedMutexGuard<()>) -> Held {
-        Held { table: Rc::clone(&self.0), lock, guard: Some(guard) }
+    fn held(&self, lock: Lock, guard: OwnedMutexGuard<()>) -> HeldLock {
+        HeldLock { table: Rc::clone(&self.0), lock, guard: Some(guard) }
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldLock {
     fn drop(&mut self) {
         // Wakes the next operation, which has its own reference to the mutex.
         self.guard = None;

@@ -37,7 +37,7 @@ impl NameHash {
     }
 }
 
-/// The members of a pool, and the partitions that each has.
+/// The members of a pool, and the partitions of each member.
 #[derive(Debug, Clone)]
 pub struct PoolMap {
     members: Vec<MemberId>,
@@ -54,7 +54,7 @@ impl PoolMap {
     /// # Errors
     ///
     /// `InvalidInput` if `partitions` is not a power of two or larger than [`PARTITIONS_MAX`], if
-    /// there are no members or more than 4,096, if one has a number above 4,095, or if
+    /// there are no members or more than 4,096, if a member has a number above 4,095, or if
     /// `chunk_bytes` is 0 or larger than the data of one message.
     pub fn new(partitions: u16, members: &[MemberId], chunk_bytes: u32) -> Result<PoolMap> {
         let refused = |reason: &str| Error {
@@ -74,12 +74,13 @@ impl PoolMap {
         Ok(PoolMap { members: members.to_vec(), owners, chunk_bytes, consistency: Consistency::Synchronous })
     }
 
-    /// Sets the time at which sizes are visible. It is `Synchronous` otherwise.
+    /// Sets the consistency, which decides when sizes are visible to others. The default is
+    /// `Synchronous`.
     pub fn with_consistency(self, consistency: Consistency) -> PoolMap {
         PoolMap { consistency, ..self }
     }
 
-    /// Returns the time at which sizes are visible.
+    /// Returns the consistency, which decides when sizes are visible to others.
     pub fn consistency(&self) -> Consistency {
         self.consistency
     }
@@ -96,7 +97,7 @@ impl PoolMap {
 
     pub(crate) fn partition_of_name(&self, hash: NameHash) -> Partition {
         let bits = self.owners.len().ilog2();
-        // With one partition no bit decides.
+        // With one partition, the hash has no influence.
         Partition(hash.0.checked_shr(HASH_BITS - bits).unwrap_or(0) as u16)
     }
 
@@ -109,7 +110,7 @@ impl PoolMap {
     ///
     /// # Errors
     ///
-    /// `InvalidInput` for an identifier that the pool cannot have given.
+    /// `InvalidInput` for an identifier that the pool cannot have assigned.
     pub(crate) fn home(&self, id: FileId) -> Result<MemberId> {
         match self.owners.get(usize::from(id.partition())) {
             Some(owner) => Ok(*owner),
@@ -139,7 +140,8 @@ impl PoolMap {
 }
 
 /// Returns the identifier of a new node: the partition in which it is created, the member that
-/// creates it, and that member's number for it. `None` when the member has used all numbers.
+/// creates it, and the number that this member has assigned. `None` when the member has used all
+/// numbers.
 pub fn new_id(partition: Partition, member: MemberId, counter: u64) -> Option<FileId> {
     let fits = counter < 1 << COUNTER_BITS;
     let upper = u64::from(partition.0) << MEMBER_BITS | u64::from(member.0);
@@ -149,7 +151,7 @@ pub fn new_id(partition: Partition, member: MemberId, counter: u64) -> Option<Fi
 /// Returns the member with the highest score for a partition.
 fn best(partition: Partition, members: &[MemberId]) -> MemberId {
     let score = |member: &MemberId| {
-        // The member breaks the tie of two equal scores.
+        // The number of the member decides between equal scores.
         (xxh3_64_with_seed(&partition.0.to_le_bytes(), u64::from(member.0)), member.0)
     };
     *members.iter().max_by_key(|member| score(member)).expect("a pool has members")

@@ -14,10 +14,10 @@ use crate::chunks::ChunkState;
 pub struct Marks {
     pub changes: Cell<u64>,
     pub saved: Cell<u64>,
-    /// Whether `changes` was increased since it was last read, and recorded.
+    /// Whether `changes` was increased and recorded since it was last read.
     pub is_counted: Cell<bool>,
-    /// The files of this member that clients may be writing without requests, with the state of
-    /// their data when it was last compared.
+    /// The files of this member that clients may be writing without requests, with the state of the
+    /// data at the last comparison.
     pub written: RefCell<HashMap<FileId, Option<ChunkState>>>,
 }
 

@@ -1,5 +1,5 @@
 //! One member of a pool: receives the operations of the clients of its node and the requests of
-//! other members, and passes each to the member and the function that it concerns.
+//! other members, and passes each to the member and the function that must perform it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -29,7 +29,7 @@ use crate::replies::into_owned;
 use crate::results::{Results, is_performed_once};
 use crate::sessions::{Admission, Origin, Outgoing, Sessions, Waiting};
 
-/// The number of files that are remembered because their data is recorded.
+/// The number of files that are kept in memory because their data is recorded.
 const FILES_WITH_DATA_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
 /// The largest part of a listing that one member returns, in bytes: much more than entries with the
@@ -50,7 +50,7 @@ pub struct Member {
     pub(crate) results: RefCell<Results>,
     /// The requests to other members.
     pub(crate) outgoing: RefCell<BTreeMap<MemberId, Outgoing>>,
-    /// The number of this start of the member, larger than those of earlier starts.
+    /// The number of this start of the member, which is larger than the numbers of earlier starts.
     pub(crate) session: u64,
     last_request: Cell<u64>,
     pub(crate) started: Duration,
@@ -76,8 +76,8 @@ pub struct Member {
     pub(crate) dir_groups: RefCell<HashMap<FileId, u32>>,
     /// Times of changes of directories that were not sent to the members of the directories yet.
     pub(crate) touched_dirs: RefCell<BTreeMap<FileId, Stamp>>,
-    /// Files whose data is known to be recorded: in their attributes on this member, or by their
-    /// local file or a report on another one.
+    /// Files whose data is known to be recorded: in their attributes on this member, or, for files
+    /// of another member, by their local file or a report.
     pub(crate) files_with_data: RefCell<LruCache<FileId, ()>>,
     /// Truncated files of this member, whose chunks on this member are not truncated yet.
     pub(crate) untruncated: RefCell<BTreeSet<FileId>>,
@@ -96,7 +96,8 @@ impl std::fmt::Debug for Member {
 
 impl Member {
     /// Starts a member on its storage, and creates the root directory if the storage is empty and
-    /// this member has it: with permissions 0700, and with this owner and group.
+    /// the root belongs to this member. The root directory gets permissions 0700 and the given
+    /// owner and group.
     ///
     /// # Errors
     ///
@@ -237,7 +238,7 @@ impl Member {
         }
     }
 
-    /// Sends a request that may make a reference of a client.
+    /// Sends a request that may make a reference for a client.
     pub(crate) async fn call_for_reference(
         self: &Rc<Member>,
         client: ClientId,
@@ -260,7 +261,7 @@ impl Member {
         result
     }
 
-    /// Returns the number of this start of the member, which is larger than those of earlier
+    /// Returns the number of this start of the member, which is larger than the numbers of earlier
     /// starts.
     pub fn session(&self) -> u64 {
         self.session
@@ -353,7 +354,7 @@ impl Member {
         let is_change = is_change(&operation);
         let result = self.execute_uncounted(origin, operation).await;
         if is_change {
-            // Failed operations count, too, because a part of the change may have been made.
+            // Failed operations are counted, too, because a part of the change may have been made.
             self.count_change();
         }
         result
@@ -395,7 +396,7 @@ impl Member {
                 self.is_stopping.set(true);
                 Ok(Reply::Done)
             }
-            // The daemon of the client's node performs these.
+            // The daemon of the client's node performs these operations.
             Operation::List { .. }
             | Operation::ListReachable { .. }
             | Operation::Release { .. }
@@ -509,12 +510,12 @@ impl Member {
         self.call_each(self.map.members().iter(), request).await
     }
 
-    /// Sends a request to all members. Errors: that of the first member that failed.
+    /// Sends a request to all members. Errors: the error of the first member that failed.
     pub(crate) async fn send_to_all(self: &Rc<Member>, request: &PeerRequest<'_>) -> Result<()> {
         self.call_all(request).await.into_iter().try_for_each(|reply| reply.map(drop))
     }
 
-    /// Sends a request to all other members. Errors: that of the first member that failed.
+    /// Sends a request to all other members. Errors: the error of the first member that failed.
     pub(crate) async fn send_to_others(self: &Rc<Member>, request: &PeerRequest<'_>) -> Result<()> {
         let others = self.map.members().iter().filter(|member| **member != self.id);
         self.call_each(others, request).await.into_iter().try_for_each(|reply| reply.map(drop))
@@ -553,9 +554,9 @@ impl Member {
         remains
     }
 
-    /// Performs the work that no request causes: completes transactions, finishes nodes, and
-    /// renews, returns and drops references. Called about once a second. A call during another call
-    /// has no effect.
+    /// Performs background work: completes transactions, finishes nodes, and renews, returns and
+    /// drops references. Must be called about once a second. A call during another call has no
+    /// effect.
     ///
     /// # Errors
     /// The first error. The next call repeats everything that has failed.
@@ -583,8 +584,8 @@ pub(crate) fn is_unknown(error: &Error) -> bool {
 }
 
 /// Returns whether a request can be sent again after the loss of its reply: a repetition has no
-/// other effect than the request itself, or, in a pool with copies, gets the result of the first
-/// time (`repetition.rs`). A reference has the number of its request, which a repetition keeps.
+/// additional effect, or, in a pool with copies, gets the result of the first execution
+/// (`repetition.rs`). A reference has the number of its request, which a repetition keeps.
 fn is_repeatable(request: &PeerRequest<'_>, has_copies: bool) -> bool {
     match request {
         PeerRequest::Perform(Operation::StopMember { .. }) => false,

@@ -11,7 +11,7 @@ use crate::keys;
 use crate::map::{NameHash, new_id};
 use crate::member::Member;
 
-/// How many numbers for new nodes are reserved with one write.
+/// The number of numbers for new nodes that are reserved with one write.
 const NUMBERS_RESERVED: u64 = 1 << 16;
 
 impl Member {
@@ -71,8 +71,8 @@ impl Member {
         Ok(number)
     }
 
-    /// Reads the first number that is not reserved. Returns whether there is one: the member was
-    /// started before.
+    /// Reads the first number that is not reserved. Returns whether it exists, which shows that the
+    /// member was started before.
     pub(crate) fn load_numbers(&self) -> Result<bool> {
         let stored = self.environment.store.get(&keys::counter())?;
         let reserved = match &stored {

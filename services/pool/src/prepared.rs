@@ -1,4 +1,5 @@
-//! The changes that transactions have prepared on this member, which keeps names locked for them.
+//! The changes that transactions have prepared on this member. The names of these changes stay
+//! locked.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,20 +7,20 @@ use std::time::Duration;
 use quell_wire::pool::{FileId, NodeKind, TransactionId};
 
 use crate::inode::PreparedChange;
-use crate::lock_table::Held;
+use crate::lock_table::HeldLock;
 
 /// The changes that one transaction has prepared on this member.
 #[derive(Default)]
 pub struct Prepared {
     pub changes: Vec<PreparedChange>,
     /// The locks of the names.
-    pub names: Vec<Held>,
+    pub names: Vec<HeldLock>,
     /// The time of the last preparation.
     pub since: Duration,
 }
 
 impl Prepared {
-    /// Returns whether the changes affect the directories to which paths lead.
+    /// Returns whether the changes affect the resolution of paths.
     pub fn changes_dirs(&self) -> bool {
         self.changes.iter().any(|change| match change {
             PreparedChange::Entry { new, .. } => new.kind == NodeKind::Dir,
@@ -39,7 +40,7 @@ impl PreparedTransactions {
         self.changes().any(|change| matches!(change, PreparedChange::Removal { dir: of } if *of == dir))
     }
 
-    /// Returns whether a directory is to get an entry.
+    /// Returns whether a new entry in a directory is prepared.
     pub fn adds_to(&self, dir: FileId) -> bool {
         self.changes().any(|change| matches!(change, PreparedChange::Entry { dir: of, .. } if *of == dir))
     }

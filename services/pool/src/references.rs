@@ -1,6 +1,6 @@
 //! References of the clients of this member to nodes of other members, and of the other members to
-//! nodes of this member. Here they are returned, renewed, declared again to a member that has
-//! dropped them, and dropped when the member that has them ends.
+//! nodes of this member. The functions return and renew references, declare them again to a member
+//! that has dropped them, and drop the references of a member that has ended.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use crate::sessions::{LEASE, Origin, RENEWAL_INTERVAL};
 const REFERENCES_MAX: usize = 4096;
 
 impl Member {
-    /// Makes a reference of a client to each node, and returns the nodes that do not exist.
+    /// Makes a reference for a client to each node, and returns the nodes that do not exist.
     pub(crate) async fn hold_all(
         self: &Rc<Member>,
         client: ClientId,
@@ -41,7 +41,7 @@ impl Member {
     }
 
     /// Returns references of clients of this member to the members of the nodes. For members that
-    /// cannot be reached, this is repeated later.
+    /// cannot be reached, the return is repeated later.
     pub(crate) async fn return_references(self: &Rc<Member>, references: Vec<(FileId, u64)>) {
         let mut by_member: BTreeMap<MemberId, Vec<(FileId, u64)>> = BTreeMap::new();
         for (id, number) in references {
@@ -51,7 +51,7 @@ impl Member {
         }
         if let Some(references) = by_member.remove(&self.id) {
             let own = PeerRequest::Return { references, unanswered: Vec::new() };
-            // This cannot fail.
+            // A request to this member itself cannot fail here.
             let _ = self.call(self.id, own).await;
         }
         let returned = by_member.into_iter().map(async |(member, references)| {
@@ -61,7 +61,7 @@ impl Member {
                 outgoing.held = outgoing.held.saturating_sub(references.len() as u64);
                 outgoing.returned.extend(references);
             }
-            // Otherwise it is repeated by `maintain_references`.
+            // After an error, `maintain_references` repeats it.
             let _ = self.send_returned(member).await;
         });
         join_all(returned).await;
@@ -130,7 +130,7 @@ impl Member {
         self.send_returned(member).await
     }
 
-    /// Sends a member all references to its nodes.
+    /// Sends all references to the nodes of a member to this member.
     async fn declare(self: &Rc<Member>, member: MemberId) -> Result<()> {
         let is_there = |id| self.map.home(id).is_ok_and(|home| home == member);
         let references = self.client_holds.borrow().references(is_there);

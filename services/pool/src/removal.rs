@@ -49,7 +49,7 @@ impl Member {
             drop(name_lock);
             if let Some(id) = unused {
                 self.unfinished.borrow_mut().insert(id);
-                // Otherwise it is repeated by `finish_nodes`.
+                // After an error, `finish_nodes` repeats it.
                 let _ = self.finish_node(id).await;
             }
             return Ok(Reply::Done);
@@ -65,7 +65,7 @@ impl Member {
     }
 
     /// Adds the removal of a node's name to a batch. Returns the node if it remains after the
-    /// batch, because of references or chunks; then it is one of the unfinished nodes.
+    /// batch, because of references or chunks. It is then one of the unfinished nodes.
     pub(crate) fn take_name(&self, id: FileId, batch: &mut Batch) -> Result<Option<FileId>> {
         let mut inode = self.inode(id)?;
         let is_held = self.member_holds.borrow().is_held(id) || !self.knows_references();
@@ -100,14 +100,14 @@ impl Member {
         }
         for id in free {
             self.end_writing(id);
-            // Otherwise it is repeated by `finish_nodes`.
+            // After an error, `finish_nodes` repeats it.
             let _ = self.finish_node(id).await;
         }
         Ok(Reply::Done)
     }
 
-    /// Returns whether members that had references before this member was started have declared
-    /// them.
+    /// Returns whether all references are known: other members have had time to declare the
+    /// references that they had before this member was started.
     pub(crate) fn knows_references(&self) -> bool {
         self.monotonic().saturating_sub(self.started) > LEASE || !self.was_started
     }
@@ -151,7 +151,7 @@ impl Member {
         Ok(())
     }
 
-    /// Finishes all nodes that can be finished. Errors: the first one.
+    /// Finishes all nodes that can be finished. Errors: the first error.
     pub(crate) async fn finish_nodes(self: &Rc<Member>) -> Result<()> {
         let unfinished: Vec<FileId> = self.unfinished.borrow().iter().copied().collect();
         let mut result = Ok(());
@@ -160,7 +160,7 @@ impl Member {
             let is_unreachable = finished.as_ref().is_err_and(is_unknown);
             result = result.and(finished);
             if is_unreachable {
-                // The other nodes need the member that cannot be reached, too.
+                // The other nodes probably need the same member, which cannot be reached.
                 break;
             }
         }

@@ -21,8 +21,8 @@ use crate::transactions::Transaction;
 /// A directory and a name in it.
 type Name<'a> = (FileId, &'a [u8]);
 
-/// The largest number of directories above another. Longer chains can only be a cycle in damaged
-/// records.
+/// The largest number of directories above another directory. A longer chain can only be a cycle in
+/// damaged records.
 const DEPTH_MAX: usize = 1 << 20;
 
 impl Member {
@@ -72,8 +72,8 @@ impl Member {
         }
         self.prepare_name_of(transaction, moved.id, Some(to)).await?;
         // Directories that are being moved are prepared on their members before the directories
-        // above their new parents are examined. Of two moves that together would make a cycle, one
-        // finds the other.
+        // above their new parents are examined. If two moves would together make a cycle, at least
+        // one of them finds the other.
         if moved.kind == NodeKind::Dir && from.0 != to.0 {
             self.check_not_below(to.0, moved.id, from.1).await?;
         }
@@ -99,11 +99,11 @@ impl Member {
         Ok(batch)
     }
 
-    /// Checks that a directory is not `above`, and does not lie below it.
+    /// Checks that a directory is neither `above` nor below it.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` if it does, `Busy` if a directory above it is being moved.
+    /// `InvalidInput` if it is; `Busy` if a directory above it is being moved.
     async fn check_not_below(self: &Rc<Member>, dir: FileId, above: FileId, name: &[u8]) -> Result<()> {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {

@@ -1,5 +1,5 @@
 //! Requests of other members that arrive again in a pool with copies, because their replies were
-//! lost: they are performed once, and get the results that `results.rs` keeps.
+//! lost: they are performed only once, and a repetition gets the result that `results.rs` keeps.
 
 use std::rc::Rc;
 
@@ -31,7 +31,7 @@ impl Member {
         loaded
     }
 
-    /// Forgets the results for which the sender of a message does not wait.
+    /// Forgets the results for which the sender of a message does not wait any more.
     pub(crate) fn forget_results(&self, origin: Origin, first_waiting: u64) {
         if self.environment.has_copies {
             self.results.borrow_mut().forget_before(origin, first_waiting);
@@ -55,12 +55,12 @@ impl Member {
     }
 
     /// Performs a request of another member, unless it was performed before. Returns the result of
-    /// the first time.
+    /// the first execution.
     ///
     /// # Errors
     ///
-    /// `Unavailable` if the sender has abandoned the request, `TimedOut` if it is being performed
-    /// for 30 seconds.
+    /// `Unavailable` if the sender has abandoned the request, `TimedOut` if the first execution
+    /// takes more than 30 seconds.
     pub(crate) async fn serve_once(
         self: &Rc<Member>,
         origin: Origin,
@@ -84,8 +84,8 @@ impl Member {
         result
     }
 
-    /// Returns the result of a request that an earlier start of this member has performed, after
-    /// everything that follows the change in a successful request.
+    /// Returns the result of a request that an earlier start of this member has performed. First
+    /// completes the steps that follow the change in a successful request.
     async fn complete(
         self: &Rc<Member>,
         origin: Origin,
@@ -105,7 +105,8 @@ impl Member {
         }
         match performed {
             Performed::All => {
-                // The transaction of the request can be one of them. `maintain` repeats this.
+                // The decision of the request's transaction may not be sent yet. After an error,
+                // `maintain` repeats this.
                 let _ = self.send_decisions().await;
                 Ok(Reply::Done)
             }

@@ -1,11 +1,11 @@
-//! Replies of members: their content, and copies that outlive the bytes of the message.
+//! Functions on replies of members: their content, and owned copies.
 
 use std::borrow::Cow;
 
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::pool::{Node, Reply};
 
-/// Returns the same reply with bytes of its own.
+/// Returns the same reply with owned bytes.
 pub fn into_owned(reply: Reply<'_>) -> Reply<'static> {
     let own = |bytes: Cow<'_, [u8]>| Cow::Owned(bytes.into_owned());
     match reply {
@@ -44,7 +44,7 @@ pub fn unexpected(reply: &Reply<'_>) -> Error {
     Error { source, ..Error::new(ErrorKind::Damaged, "read a reply", "") }
 }
 
-/// Returns the node of a reply.
+/// Returns the node in a reply.
 pub fn node_of(reply: &Reply<'_>) -> Result<Node> {
     match reply {
         Reply::Node(node) | Reply::Held(node) => Ok(*node),

@@ -1,7 +1,8 @@
 //! Results of the requests of other members that must not be performed twice. In a pool with
 //! copies, a request whose reply is lost is sent again, also to another daemon that runs the member
 //! after a failure. The result of a change is therefore written to the store with the change
-//! itself. A request that is repeated gets this result; one that has none was not performed.
+//! itself. A request that is repeated gets this result. A request without a result was not
+//! performed.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +12,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::sessions::Origin;
 
-/// The part of a request that has been performed, with everything that the reply needs.
+/// The part of a request that has been performed, with the values that the reply needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Performed {
-    /// Everything; the reply is `Done`.
+    /// The whole request; the reply is `Done`.
     All,
     /// The creation of this node.
     Creation(FileId),
     /// All changes of the attributes of this node.
     Change(FileId),
-    /// The change of the size, but not that of the other attributes.
+    /// The change of the size, but not the changes of the other attributes.
     Size,
     /// The write of inline data.
     Inline,
@@ -49,13 +50,13 @@ pub enum State {
 #[derive(Debug)]
 struct Known {
     state: State,
-    /// The number of its record in the store.
+    /// The number of the request's record in the store.
     slot: Option<u32>,
 }
 
-/// The results for which other members may still ask. A record in the store has the number of a
-/// slot, which is used again when the sender has the reply. There are therefore only as many
-/// records as requests were waiting for replies at the same time.
+/// The results that other members may still request. A record in the store has the number of a
+/// slot, which is used again when the sender has the reply. So there are never more records than
+/// requests that waited for replies at the same time.
 #[derive(Debug, Default)]
 pub struct Results {
     requests: BTreeMap<Origin, Known>,
@@ -64,8 +65,8 @@ pub struct Results {
 }
 
 impl Results {
-    /// Forgets the requests of the same sender for which it does not wait: those of earlier
-    /// sessions, and those with numbers below `first_waiting`.
+    /// Forgets the requests for which the same sender does not wait any more: requests of earlier
+    /// sessions, and requests with numbers below `first_waiting`.
     pub fn forget_before(&mut self, origin: Origin, first_waiting: u64) {
         let first = Origin { session: 0, number: 0, ..origin };
         let end = Origin { number: first_waiting, ..origin };
@@ -153,7 +154,7 @@ mod tests {
         assert!(!results.requests.contains_key(&origin(1, 5, 7)));
         assert!(results.requests.contains_key(&origin(1, 5, 8)));
         assert_eq!(results.record(origin(1, 5, 9), Performed::All), 0);
-        // A later session of the sender.
+        // The sender has begun a later session.
         results.forget_before(origin(1, 6, 1), 1);
         assert_eq!(results.requests.keys().collect::<Vec<_>>(), [&origin(2, 5, 1)]);
         assert_eq!(results.free_slots.len(), 2);

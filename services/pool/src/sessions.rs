@@ -1,6 +1,6 @@
-//! Records for which requests between this member and the others the sender still waits. If the
-//! sender has abandoned a request, or was started again, the request must not take effect later
-//! than the requests that the sender has sent after it. No I/O.
+//! Records the requests between this member and the others for which the sender still waits. If the
+//! sender has abandoned a request, or was started again, the request must not take effect after
+//! later requests of the sender. The functions perform no I/O.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -8,9 +8,9 @@ use std::time::Duration;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::pool::{FileId, MemberId, Reply};
 
-/// How long a member keeps the references of another one that sends nothing.
+/// The time for which a member keeps the references of another member that sends nothing.
 pub const LEASE: Duration = Duration::from_secs(60);
-/// How often a member asks another one to keep its references.
+/// The interval at which a member requests another one to keep its references.
 pub const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 /// The largest number of requests without a reply that are remembered for each member.
 const UNANSWERED_MAX: usize = 1 << 16;
@@ -24,40 +24,42 @@ pub struct Origin {
     pub number: u64,
 }
 
-/// The state of the requests that another member has sent, as far as this member knows it.
+/// The known state of the requests that another member has sent.
 #[derive(Debug)]
 pub struct Incoming {
     session: u64,
     first_waiting: u64,
     abandoned: BTreeSet<u64>,
     heard: Duration,
-    /// How often this member has dropped references of the other member.
+    /// The number of times that this member has dropped references of the other member.
     forgotten: u64,
     /// Whether the other member may have references.
     is_leased: bool,
 }
 
-/// The requests that this member sends to another one.
+/// The requests that this member sends to another member.
 #[derive(Debug, Default)]
 pub struct Outgoing {
     waiting: BTreeSet<u64>,
-    /// Those that are larger than the first waiting one.
+    /// The numbers of abandoned requests that are larger than the number of the first waiting
+    /// request.
     abandoned: BTreeSet<u64>,
-    /// The references that clients of this node have to nodes of the other member.
+    /// The number of references that clients of this node have to nodes of the other member.
     pub held: u64,
     /// References that were not returned yet.
     pub returned: Vec<(FileId, u64)>,
     /// Requests without a reply, which may have made references.
     pub unanswered: Vec<u64>,
-    /// Whether all references are being declared to the other member; none is returned meanwhile.
+    /// Whether all references are being declared to the other member. No reference is returned
+    /// meanwhile.
     pub is_declaring: bool,
-    /// The session of the other member, and how often it has dropped references.
+    /// The session of the other member, and the number of times that it has dropped references.
     pub lease: Option<(u64, u64)>,
     /// The time of the last renewal.
     pub renewed: Option<Duration>,
 }
 
-/// The state of a sender's requests, as it is sent with each of them.
+/// The state of a sender's requests, which is sent with each request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
     pub first: u64,
@@ -65,7 +67,7 @@ pub struct Waiting {
 }
 
 impl Outgoing {
-    /// Begins a request. Its number must be larger than those of all earlier requests.
+    /// Begins a request. Its number must be larger than the numbers of all earlier requests.
     pub fn begin(&mut self, number: u64) -> Waiting {
         self.waiting.insert(number);
         let first = self.first();
@@ -83,7 +85,7 @@ impl Outgoing {
         }
     }
 
-    /// Notes a request without a reply that may have made a reference.
+    /// Records a request without a reply that may have made a reference.
     pub fn note_unanswered(&mut self, number: u64) {
         if self.unanswered.len() < UNANSWERED_MAX {
             self.unanswered.push(number);
@@ -114,10 +116,10 @@ pub enum Admission {
 }
 
 impl Sessions {
-    /// Takes the state of the sender's requests from a message.
+    /// Records the state of the sender's requests, which each message states.
     ///
     /// # Errors
-    /// `Unavailable` if the sender has abandoned the request, which must not be performed then.
+    /// `Unavailable` if the sender has abandoned the request. Then it must not be performed.
     pub fn admit(&mut self, origin: Origin, waiting: &Waiting, now: Duration) -> Result<Admission> {
         let refused = || Err(late_request());
         let new = || Incoming {

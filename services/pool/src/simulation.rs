@@ -1,6 +1,6 @@
-//! Simulations of a pool with faults. A seed determines everything: the operations of the clients,
-//! the delays of messages, and the faults. A simulation that fails prints its seed. `QUELL_SEED` is
-//! the first seed, and `QUELL_HISTORIES` the number of seeds.
+//! Simulations of a pool with faults. A seed determines the operations of the clients, the delays
+//! of messages, and the faults. A simulation that fails prints its seed. `QUELL_SEED` is the first
+//! seed, and `QUELL_HISTORIES` the number of seeds.
 
 mod cluster;
 mod contents;
@@ -19,14 +19,14 @@ use std::time::Duration;
 use cluster::Cluster;
 use contents::Accesses;
 use futures_executor::LocalPool;
-use time::World;
+use time::SimulationRuntime;
 use workload::{Fault, Focus, Shared, run_client, run_faults};
 
 /// The time at which all clients must have ended.
 const CLIENTS_END: Duration = Duration::from_secs(400);
 /// The longest time of an operation.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// The time in which members finish everything after the last operation.
+/// The time in which members must complete all work after the last operation.
 const QUIET: Duration = Duration::from_secs(180);
 
 /// The size of a simulation.
@@ -64,8 +64,8 @@ struct Outcome {
 /// Runs the simulation of a seed.
 fn simulate(seed: u64, shape: Shape, kinds: &[Fault]) -> Outcome {
     let mut executor = LocalPool::new();
-    let world = World::new(seed, &executor);
-    let cluster = Cluster::start(&world, shape.members, shape.replicates);
+    let runtime = SimulationRuntime::new(seed, &executor);
+    let cluster = Cluster::start(&runtime, shape.members, shape.replicates);
     if shape.replicates {
         cluster.keep_backups();
     }
@@ -73,19 +73,19 @@ fn simulate(seed: u64, shape: Shape, kinds: &[Fault]) -> Outcome {
     let shared = Shared::new(shape.focus);
     shared.clients_running.set(shape.clients);
     for _ in 0..shape.clients {
-        world.spawn(run_client(Rc::clone(&cluster), Rc::clone(&shared), shape.operations));
+        runtime.spawn(run_client(Rc::clone(&cluster), Rc::clone(&shared), shape.operations));
     }
-    world.spawn(run_faults(Rc::clone(&cluster), kinds.to_vec(), faults_end));
-    world.run(&mut executor, faults_end, || false);
+    runtime.spawn(run_faults(Rc::clone(&cluster), kinds.to_vec(), faults_end));
+    runtime.run(&mut executor, faults_end, || false);
     cluster.heal();
-    world.run(&mut executor, CLIENTS_END, || shared.clients_running.get() == 0);
+    runtime.run(&mut executor, CLIENTS_END, || shared.clients_running.get() == 0);
     let mut wrong = Vec::new();
     if shared.clients_running.get() > 0 {
         wrong.push(format!("{} clients wait forever", shared.clients_running.get()));
     }
-    // Also starts members that are still to be started again.
+    // This also starts the members that have not been started again yet.
     cluster.heal();
-    world.run(&mut executor, world.now() + QUIET, || false);
+    runtime.run(&mut executor, runtime.now() + QUIET, || false);
     // References are dropped if their member cannot be reached for a long time, or if the message
     // that has made them was lost.
     let keeps_references =
@@ -98,7 +98,7 @@ fn simulate(seed: u64, shape: Shape, kinds: &[Fault]) -> Outcome {
         wrong.push(format!("an operation took {:?}", shared.longest.get()));
     }
     wrong.extend(invariants::violations(&cluster));
-    // A backup takes over within the time in which requests are repeated.
+    // A backup replaces the member within the time in which requests are repeated.
     let knows_results =
         shape.replicates && kinds.iter().all(|kind| matches!(kind, Fault::Fail | Fault::Move));
     if knows_results && shared.unknown.get() > 0 {
@@ -126,7 +126,7 @@ fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().expect("a number"))
 }
 
-/// Simulates `count` seeds with faults of these kinds. Returns the accesses of all.
+/// Simulates `count` seeds with faults of these kinds. Returns the accesses of all simulations.
 fn check_seeds(count: u64, shape: Shape, kinds: &[Fault]) -> Accesses {
     let mut accesses = Accesses::default();
     let first = variable("QUELL_SEED").unwrap_or(0);

@@ -1,5 +1,5 @@
 //! Transactions: changes of records on several members that take effect together. The member that
-//! has the entry is the coordinator. The others prepare their changes, and keep the names concerned
+//! has the entry is the coordinator. The other members prepare their changes, and keep the names
 //! locked until they know the decision, which is one write to the store of the coordinator. All
 //! records survive the end of a daemon.
 
@@ -14,7 +14,7 @@ use quell_wire::pool::{FileId, MemberId, NodeKind, PeerRequest, RenameMode, Repl
 
 use crate::inode::{EntryRecord, PreparedChange, from_bytes, to_bytes};
 use crate::keys;
-use crate::lock_table::{Held, Lock};
+use crate::lock_table::{HeldLock, Lock};
 use crate::map::NameHash;
 use crate::member::Member;
 use crate::prepared::Prepared;
@@ -93,11 +93,12 @@ impl Member {
 
     /// Decides a transaction: commits it with the changes of this member's own records, or aborts
     /// it if `changes` is an error. Then it sends the decision to the members that have prepared
-    /// changes. If a member cannot be reached, this is repeated later, and is not an error.
+    /// changes. If a member cannot be reached, the decision is sent again later, and this is not an
+    /// error.
     ///
     /// # Errors
     ///
-    /// The error of `changes`, and those of the store.
+    /// The error of `changes`, and the errors of the store.
     pub(crate) async fn conclude(
         self: &Rc<Member>,
         transaction: Transaction,
@@ -123,7 +124,7 @@ impl Member {
         }
         let sent = self.send_decision(id, &members, decided.is_ok()).await;
         if decided.is_ok() && sent.is_ok() {
-            // Otherwise it is repeated by `send_decisions`.
+            // After an error, `send_decisions` repeats it.
             let _ = self.forget_decision(id);
         }
         decided
@@ -148,7 +149,7 @@ impl Member {
         Ok(())
     }
 
-    /// Sends decisions of this member to the members that have not received them.
+    /// Sends the decisions of this coordinator to the members that have not received them.
     pub(crate) async fn send_decisions(self: &Rc<Member>) -> Result<()> {
         let unsent = self.unsent_decisions.borrow().clone();
         let sent = unsent.iter().map(async |(transaction, members)| {
@@ -199,10 +200,10 @@ impl Member {
         let refused = |kind| Err(Error::new(kind, "rename", name));
         let change = PreparedChange::Entry { dir, name: name.to_vec(), new };
         if self.prepared.borrow().has(transaction, &change) {
-            // A repetition after a start of this member.
+            // The request is a repetition after a restart of this member.
             return Ok(Reply::Prepared(self.entry(dir, name)?.map(|entry| (entry.id, entry.kind))));
         }
-        // To wait here could be a deadlock with a rename in the other direction.
+        // Waiting here could cause a deadlock with a rename in the other direction.
         let Some(held) = self.locks.try_lock(Lock::Name(dir, name.to_vec())) else {
             return refused(ErrorKind::Busy);
         };
@@ -264,7 +265,7 @@ impl Member {
         &self,
         transaction: TransactionId,
         change: PreparedChange,
-        name: Option<Held>,
+        name: Option<HeldLock>,
     ) -> Result<()> {
         let mut prepared = self.prepared.borrow_mut();
         let known = prepared.0.get(&transaction).map_or(&[][..], |prepared| &prepared.changes);
@@ -279,15 +280,15 @@ impl Member {
         Ok(())
     }
 
-    /// Carries a prepared transaction out, or forgets it. A repetition has no effect.
+    /// Applies or discards the prepared changes of a transaction. A repetition has no effect.
     pub(crate) async fn end_transaction(
         self: &Rc<Member>,
         transaction: TransactionId,
         is_committed: bool,
     ) -> Result<Reply<'static>> {
         let prepared = self.prepared.borrow_mut().0.remove(&transaction);
-        // A member that has prepared nothing gets the decision because of its clients' cached
-        // directories.
+        // A member that has prepared nothing receives the decision only to invalidate the cached
+        // directories of its clients.
         if is_committed && prepared.as_ref().is_none_or(Prepared::changes_dirs) {
             self.environment.clients.forget_dirs();
         }
@@ -296,7 +297,7 @@ impl Member {
             Ok(unused) => {
                 drop(prepared);
                 for id in unused {
-                    // Otherwise it is repeated by `finish_nodes`.
+                    // After an error, `finish_nodes` repeats it.
                     let _ = self.finish_node(id).await;
                 }
                 Ok(Reply::Done)
@@ -381,8 +382,8 @@ impl Member {
         loaded
     }
 
-    /// Asks the coordinators of prepared transactions for the decision, and ends those that are
-    /// decided.
+    /// Requests the decisions on prepared transactions from their coordinators, and ends the
+    /// transactions that are decided.
     pub(crate) async fn end_prepared(self: &Rc<Member>) -> Result<()> {
         let now = self.monotonic();
         let is_late = |prepared: &Prepared| now.saturating_sub(prepared.since) >= DECISION_EXPECTED;
@@ -396,7 +397,7 @@ impl Member {
                     self.end_transaction(transaction, is_committed).await.map(drop)
                 }
                 Ok(other) => Err(unexpected(&other)),
-                // It is being performed.
+                // The transaction is still being performed.
                 Err(error) if error.kind == ErrorKind::Busy => Ok(()),
                 Err(error) => Err(error),
             }

@@ -8,10 +8,10 @@ use std::time::Duration;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::pool::{FileId, MemberId};
 
-use crate::lock_table::{Held, Lock};
+use crate::lock_table::{HeldLock, Lock};
 use crate::member::Member;
 
-/// How long an operation waits for a lock.
+/// The longest time for which an operation waits for a lock.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
 impl Member {
@@ -20,7 +20,7 @@ impl Member {
     /// # Errors
     /// `TimedOut` after 30 seconds. `Unavailable` at once if a rename to this name has waited for
     /// the decision of its coordinator for 30 seconds.
-    pub(crate) async fn lock(&self, lock: Lock) -> Result<Held> {
+    pub(crate) async fn lock(&self, lock: Lock) -> Result<HeldLock> {
         if let Lock::Name(dir, name) = &lock
             && let Some(coordinator) = self.late_coordinator_of(*dir, name)
         {
@@ -44,7 +44,8 @@ impl Member {
         .await
     }
 
-    /// Returns the coordinator of a rename to a name that has waited too long for its decision.
+    /// Returns the coordinator of a rename to a name, if the rename has waited too long for the
+    /// decision.
     fn late_coordinator_of(&self, dir: FileId, name: &[u8]) -> Option<MemberId> {
         let prepared = self.prepared.borrow();
         let (transaction, prepared) = prepared.of_name(dir, name)?;
@@ -52,7 +53,7 @@ impl Member {
         (age >= WAIT_MAX).then_some(transaction.coordinator)
     }
 
-    /// Ends waits that have reached their time limit. Called about once a second.
+    /// Ends waits that have reached their time limit. Must be called about once a second.
     pub fn end_waits(&self) {
         let waiters = self.lock_waiters.take();
         waiters.into_iter().for_each(|waiter| waiter.wake());

@@ -1,5 +1,5 @@
-//! Extended attributes. All attributes of a node are one record beside that of the node, so that
-//! each change is one write, and a node without attributes costs nothing.
+//! Extended attributes. All extended attributes of a node are in one record, beside the record of
+//! the node. So each change is one write, and a node without extended attributes needs no space.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -25,7 +25,8 @@ pub const CLAIM_VALID_FOR: Duration = Duration::from_secs(120);
 /// How long a node polls for another node's result.
 pub const AWAIT_TIMEOUT: Duration = Duration::from_secs(600);
 /// The pause after the first poll of a node. It is doubled after each poll, up to `POLL_PAUSE_MAX`:
-/// 500 nodes then make fewer than 50 lookups per second, and soon fewer than 10.
+/// after about 15 seconds, 500 nodes make fewer than 50 lookups per second, and after about one
+/// minute fewer than 10.
 const POLL_PAUSE_MIN: Duration = Duration::from_secs(2);
 const POLL_PAUSE_MAX: Duration = Duration::from_secs(60);
 /// A check ends after this number of differences: by then it is clear that the index is out of
@@ -55,8 +56,8 @@ const RANK_PAIRS: [(&str, &str); 6] = [
     ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"),
 ];
 /// Variables with the number of the node in the job. A resource manager's own launcher sets them
-/// for each process. Hydra passes those of the first node to all others, so the pairs above come
-/// first.
+/// for each process. Hydra passes the variables of the first node to all others, so the pairs above
+/// come first.
 const NODE_NUMBERS: [&str; 3] = ["SLURM_NODEID", "PALS_NODEID", "PBS_NODENUM"];
 /// Variables with the number of nodes.
 const NODE_COUNTS: [&str; 4] = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES", "FLUX_JOB_NNODES", "NHOSTS"];
@@ -117,8 +118,8 @@ pub fn check_timing(role: NodeRole, is_writable: bool, is_shared: bool) -> Check
 
 /// Returns whether the caller may change an entry of the tree, judged by the indexed owners and
 /// modes alone. An owner may, regardless of the mode, because an owner can change the mode. Root is
-/// treated like any other user, as the owner of root's entries alone: root can write to every tree,
-/// and would otherwise wait for the check of each.
+/// treated like an ordinary user who owns only root's entries: root can write to every tree, and
+/// would otherwise wait for the check of each.
 pub fn is_writable_by(
     classes: impl IntoIterator<Item = (u32, u32, u32)>,
     has_acls: bool,
@@ -146,10 +147,27 @@ pub fn poll_pause(attempt: u32, random: u64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::recorded;
 
     fn role(variables: &[(&str, &str)]) -> NodeRole {
-        let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
-        node_role(!variables.is_empty(), &find)
+        node_role(!variables.is_empty(), &|name| recorded::value(variables, name))
+    }
+
+    #[test]
+    fn the_role_of_a_node_is_known_in_recorded_environments() {
+        for (environment, expected) in [
+            (recorded::SLURM_BATCH, NodeRole::First),
+            (recorded::SLURM_STEP, NodeRole::First),
+            (recorded::SLURM_MPIRUN_FIRST, NodeRole::First),
+            (recorded::SLURM_MPIRUN_SECOND, NodeRole::Unknown),
+            (recorded::FLUX_TASK, NodeRole::Unknown),
+            (recorded::FLUX_PMIX_TASK, NodeRole::First),
+            (recorded::PBS_BATCH, NodeRole::First),
+            (recorded::PBS_TASK, NodeRole::Other),
+            (recorded::PBS_HYDRA_SECOND, NodeRole::Unknown),
+        ] {
+            assert_eq!(role(environment), expected, "{environment:?}");
+        }
     }
 
     #[test]

@@ -59,6 +59,17 @@ impl Results {
         Results { path: directory.join(format!("{PREFIX}{:016x}", xxh3_64(key))), is_state }
     }
 
+    /// Returns the result at a path in the runtime directory, through which the processes of a job
+    /// on a node exchange it.
+    pub fn at(path: &Path) -> Results {
+        Results { path: path.into(), is_state: false }
+    }
+
+    /// Returns the path of the result of the check of a file of a job.
+    pub fn path_of_job(runtime_directory: &Path, holder_key: &str, file: usize) -> PathBuf {
+        runtime_directory.join(format!("{PREFIX}{holder_key}-{file}"))
+    }
+
     /// Returns whether the file is on a file system that other nodes may access, judged by its
     /// type.
     pub fn is_shared(&self) -> bool {

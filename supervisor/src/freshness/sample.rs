@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn the_time_limit_is_for_one_answer_and_not_for_the_whole_sample() {
         let (tree, runtime) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        // So many that the random entries are different ones; their seed is fixed.
+        // There are so many files that the random entries differ; their seed is fixed.
         for number in 1..300 {
             std::fs::write(tree.path().join(number.to_string()), "x").unwrap();
         }

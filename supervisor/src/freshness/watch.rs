@@ -46,7 +46,7 @@ struct Directories {
 #[derive(Debug, Default)]
 pub struct Notified {
     pub entries: BTreeSet<EntryId>,
-    /// Those of them that are new directories at their paths, with unknown entries.
+    /// The entries of `entries` whose paths now have a new directory. Its entries are unknown.
     pub directories: BTreeSet<EntryId>,
     /// Whether the kernel dropped notifications, because there were too many.
     pub has_lost: bool,
@@ -72,7 +72,8 @@ impl Watch {
         self.has_unwatched.load(Ordering::Relaxed)
     }
 
-    /// Watches the directory that has the path of an entry now, instead of one that had it before.
+    /// Watches the directory that is now at the path of an entry, and no longer the directory that
+    /// was there before.
     pub fn add(&self, directory: EntryId, dir: &dyn Dir) {
         let Some(descriptor) = dir.descriptor() else { return };
         let is_full = |found: &Directories| {

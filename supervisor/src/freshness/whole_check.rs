@@ -12,10 +12,11 @@ use quell_posix::{Dir, PosixDir};
 use quell_threads::{lock, wait_timeout_while};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::freshness::decision::{self, CheckTiming};
+use crate::freshness::decision::{self, CheckTiming, NodeRole};
 use crate::freshness::results::{Results, state_directory};
 use crate::freshness::stale::StaleReport;
 use crate::freshness::watch::Watch;
+use crate::protocol::plan::JobCheck;
 use crate::runtime::job::current_job;
 
 /// Number of requests in flight while a start waits.
@@ -35,6 +36,9 @@ pub struct TreeCheck {
     timing: CheckTiming,
     /// `None` if no other run reads the result.
     results: Option<Results>,
+    /// The file in which the reader of a job writes the result for the other nodes; `None` on the
+    /// other nodes.
+    for_job: Option<Results>,
 }
 
 /// The plan for the check of a tree.
@@ -46,11 +50,47 @@ pub struct CheckPlan {
 }
 
 impl TreeCheck {
-    /// Decides which check is needed for the tree at `source`.
-    pub fn plan(image: &Arc<Image>, source: &Path, runtime_directory: &Path) -> CheckPlan {
+    /// Decides which check is needed for the tree at `source`. `job_check`: the checks that one
+    /// node of the job makes for all.
+    pub fn plan(
+        image: &Arc<Image>,
+        source: &Path,
+        runtime_directory: &Path,
+        job_check: Option<&JobCheck>,
+    ) -> CheckPlan {
+        let Some(job_check) = job_check else {
+            return TreeCheck::plan_with_role(image, source, runtime_directory, None);
+        };
+        let results = Results::at(&job_check.result);
+        if !job_check.is_reader {
+            return match results.read() {
+                Some(stale) => CheckPlan { stale, check: None },
+                None => TreeCheck::planned_at(image, source, CheckTiming::AwaitResult, Some(results)),
+            };
+        }
+        let planned = TreeCheck::plan_with_role(image, source, runtime_directory, Some(NodeRole::First));
+        match planned.check {
+            Some(check) => {
+                CheckPlan { check: Some(TreeCheck { for_job: Some(results), ..check }), ..planned }
+            }
+            None => {
+                results.publish(&planned.stale);
+                planned
+            }
+        }
+    }
+
+    /// Does the same without a job whose nodes pass on the index. `role`: the role of this node, if
+    /// it is known.
+    fn plan_with_role(
+        image: &Arc<Image>,
+        source: &Path,
+        runtime_directory: &Path,
+        role: Option<NodeRole>,
+    ) -> CheckPlan {
         let job = current_job();
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let role = decision::node_role(job.is_some(), &variable);
+        let role = role.unwrap_or_else(|| decision::node_role(job.is_some(), &variable));
         let is_writable = decision::is_writable_by(
             image.classes(),
             image.has_flag(quell_index::format::FLAG_ACLS),
@@ -98,7 +138,7 @@ impl TreeCheck {
                 Err(_) => return CheckPlan::default(),
             },
         };
-        let check = Some(TreeCheck { image: image.clone(), root, timing, results });
+        let check = Some(TreeCheck { image: image.clone(), root, timing, results, for_job: None });
         CheckPlan { check, stale: None }
     }
 
@@ -122,7 +162,7 @@ impl TreeCheck {
         });
         let running = RunningCheck { shared: shared.clone(), watch: watch.clone() };
         let spawned = std::thread::Builder::new().name("check".into()).spawn(move || {
-            let Found { stale, checked } = self.result(watch.as_deref());
+            let CheckOutcome { stale, checked } = self.result(watch.as_deref());
             drop(watch);
             let mut phase = lock(&shared.phase);
             phase.ended = true;
@@ -154,18 +194,19 @@ impl TreeCheck {
         running
     }
 
-    fn result(&self, watch: Option<&Watch>) -> Found {
+    fn result(&self, watch: Option<&Watch>) -> CheckOutcome {
         if self.timing == CheckTiming::BeforeStart {
             return self.check(THREADS_BEFORE_START, watch);
         }
-        let Some(results) = &self.results else { return Found::default() };
+        let Some(results) = &self.results else { return CheckOutcome::default() };
         std::thread::sleep(decision::CHECK_DELAY);
         let begun = Instant::now();
         let time = std::time::UNIX_EPOCH.elapsed().map_or(1, |time| time.subsec_nanos());
         let random = xxh3_64(&[std::process::id().to_le_bytes(), time.to_le_bytes()].concat());
         for attempt in 0.. {
             if let Some(stale) = results.read() {
-                return Found { stale, checked: None };
+                self.publish_for_job(&stale);
+                return CheckOutcome { stale, checked: None };
             }
             if self.root.is_some() && results.claim() {
                 // The threads of the check inherit the nice value. If it cannot be set, the check
@@ -178,10 +219,16 @@ impl TreeCheck {
             }
             std::thread::sleep(decision::poll_pause(attempt, random >> (attempt % 8)));
         }
-        Found::default()
+        CheckOutcome::default()
     }
 
-    fn check(&self, threads: usize, watch: Option<&Watch>) -> Found {
+    fn publish_for_job(&self, stale: &Option<StaleReport>) {
+        if let Some(results) = &self.for_job {
+            results.publish(stale);
+        }
+    }
+
+    fn check(&self, threads: usize, watch: Option<&Watch>) -> CheckOutcome {
         let never_stop = AtomicBool::new(false);
         let max = decision::DIFFERENCES_MAX;
         // An error of the file system is no difference; the program gets the same error.
@@ -192,20 +239,21 @@ impl TreeCheck {
                 watch.add(entry, dir);
             }
         };
-        let Some(root) = self.root.clone() else { return Found::default() };
+        let Some(root) = self.root.clone() else { return CheckOutcome::default() };
         let checked = quell_index::check_and_visit(&self.image, root, threads, max, &never_stop, &visit);
-        let Ok(checked) = checked else { return Found::default() };
+        let Ok(checked) = checked else { return CheckOutcome::default() };
         let stale = StaleReport::from_differences(&checked.differences, checked.complete);
         if let Some(results) = &self.results {
             results.publish(&stale);
         }
-        Found { stale, checked: Some(checked) }
+        self.publish_for_job(&stale);
+        CheckOutcome { stale, checked: Some(checked) }
     }
 }
 
 /// The result of a check.
 #[derive(Default)]
-struct Found {
+struct CheckOutcome {
     stale: Option<StaleReport>,
     /// `None` if another node has checked the tree.
     checked: Option<Checked>,

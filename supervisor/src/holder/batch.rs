@@ -20,12 +20,13 @@ use crate::protocol::plan::{BatchMode, BatchPlan};
 use crate::protocol::report::{BatchReport, HolderReport};
 use crate::runtime::end_record::MountedBatch;
 
-/// Interval at which the process of a batch looks for requests for a view, and that of a mount of
-/// another batch for a newer view.
+/// Interval at which the process of a batch looks for requests for a view, and the process of a
+/// mount that watches a batch looks for a newer view.
 const VIEW_INTERVAL: Duration = Duration::from_secs(2);
 /// The pause after the publication of a view, in multiples of its duration.
 const VIEW_PAUSE: u32 = 20;
-/// The longest such pause: well below the 30 s for which `quell batch watch` waits for an answer.
+/// The longest pause after a publication: well below the 30 s for which `quell batch watch` waits
+/// for an answer.
 const VIEW_PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// Opens the store, begins the batch, and mounts its files.
@@ -33,7 +34,7 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
     let path = mountpoint(context, "a batch needs a mount point: quell mount --batch STORE MOUNTPOINT")?;
     let options = MountOptions {
         source: &plan.store,
-        // A name space keeps no locks; those of the kernel hold between the programs of this mount.
+        // A name space keeps no locks. The kernel's locks hold between the programs of this mount.
         locks: LockKeeper::Kernel,
         description: format!("the store {}", plan.store.display()),
     };

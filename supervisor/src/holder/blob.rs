@@ -22,7 +22,7 @@ pub fn create(context: &HolderContext, plan: &BlobPlan) -> Result<WritableMount,
     let path = mountpoint(context, "blobs need a mount point: quell mount --blob STORE MOUNTPOINT")?;
     let options = MountOptions {
         source: Path::new(&plan.store),
-        // A store keeps no locks; those of the kernel hold between the programs of this mount.
+        // A store keeps no locks. The kernel's locks hold between the programs of this mount.
         locks: LockKeeper::Kernel,
         description: format!("blobs of {}", plan.store),
     };

@@ -1,6 +1,6 @@
 //! Adds boot images to trees.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use quell_boot::{BootImage, ImageKind, MemoryEstimate};
 use quell_mount_spec::{OpenBoot, Ownership, TrustedUse};
@@ -15,20 +15,56 @@ use crate::protocol::transfer::OpenFiles;
 use crate::resources::{MemoryBudget, check_available};
 use crate::trust::check_input_trust;
 
+/// A boot image of a plan.
+pub struct OpenImage {
+    path: PathBuf,
+    /// The image, of which only the tables were read, and its file.
+    opened: Result<(OpenBoot, InputFile), Failure>,
+}
+
+/// Opens the boot images of a plan that are not open yet, and reads their tables. This needs no
+/// tree, so it can be done while the trees are opened: on a shared file system, each request takes
+/// at least the latency of the network.
+///
+/// `files`: files that are open.
+pub fn open_boot_images(context: &HolderContext, boot: &BootPlan, mut files: OpenFiles) -> Vec<OpenImage> {
+    let open = |path: &PathBuf| {
+        let opened = open_boot_image(context, path, files.remove(path));
+        OpenImage { path: path.clone(), opened }
+    };
+    boot.images().iter().map(open).collect()
+}
+
+fn open_boot_image(
+    context: &HolderContext,
+    path: &Path,
+    opened: Option<InputFile>,
+) -> Result<(OpenBoot, InputFile), Failure> {
+    let file = match opened {
+        Some(file) => file,
+        None => InputFile::open(path)?,
+    };
+    let opened = file.file.try_clone().map_err(|e| Failure::cannot(format!("{}: {e}", shown(path))))?;
+    let begin = || OpenBoot::begin(Some(opened), path, |bytes| check_available(path, bytes));
+    let open = context.waiting.watch_read(&file.file, path, begin)?;
+    Ok((open, file))
+}
+
 /// Assigns each boot image to the tree with its index. Without `--strict`, an image that cannot be
 /// used is reported and left out, and the tree is served without it.
 pub fn add_boot_images(
     context: &HolderContext,
     boot: &BootPlan,
+    images: Vec<OpenImage>,
     trees: &mut Vec<CheckedTree>,
-    files: &mut OpenFiles,
 ) -> Result<(), Failure> {
-    if boot.images().is_empty() {
+    if images.is_empty() {
         return Ok(());
     }
     let mut budget = MemoryBudget::new(boot.budget_mib());
-    for path in boot.images() {
-        if let Err(failure) = add_boot_image(context, path, files.remove(path), &mut budget, trees) {
+    for OpenImage { path, opened } in images {
+        let added = opened.and_then(|opened| add_boot_image(context, &path, opened, &mut budget, trees));
+        if let Err(failure) = added {
             if context.plan.strict || failure.is_final() {
                 return Err(failure);
             }
@@ -57,13 +93,22 @@ fn reserve(
     boot: &BootImage,
     budget: &mut MemoryBudget,
 ) -> Result<bool, Failure> {
-    // While the image is decoded, its file is in memory too.
-    let refusal = match budget.reserve(path, boot.serving_bytes(), boot.file_bytes()) {
-        Ok(()) => return Ok(true),
+    // Programs open the files of an image themselves, so all of them must be in memory, and unread
+    // blocks are not used.
+    let is_for_processes = matches!(context.plan.target, Target::Processes);
+    // While the image is decoded, at most this part of its file is in memory too.
+    let refusal = match budget.reserve(path, boot.serving_bytes(), boot.read_part_bytes()) {
+        Ok(()) => {
+            // These frames do not decide whether the other blocks are kept in memory.
+            let unread_bytes = MemoryEstimate::of_image(boot).unread_bytes;
+            if !is_for_processes && unread_bytes > 0 {
+                budget.reserve_ranges(path, unread_bytes)?;
+            }
+            return Ok(true);
+        }
         Err(refusal) => refusal,
     };
-    // Programs open the files of an image themselves, so all of them must be in memory.
-    if matches!(context.plan.target, Target::Processes) {
+    if is_for_processes {
         return Err(refusal);
     }
     budget.reserve_ranges(path, MemoryEstimate::of_image(boot).ranges_bytes)?;
@@ -76,17 +121,10 @@ fn reserve(
 fn add_boot_image(
     context: &HolderContext,
     path: &Path,
-    opened: Option<InputFile>,
+    (open, file): (OpenBoot, InputFile),
     budget: &mut MemoryBudget,
     trees: &mut Vec<CheckedTree>,
 ) -> Result<(), Failure> {
-    let file = match opened {
-        Some(file) => file,
-        None => InputFile::open(path)?,
-    };
-    let opened = file.file.try_clone().map_err(|e| Failure::cannot(format!("{}: {e}", shown(path))))?;
-    let begin = || OpenBoot::begin(Some(opened), path, |bytes| check_available(path, bytes));
-    let open = context.waiting.watch_read(&file.file, path, begin)?;
     let boot = &open.image;
     if boot.kind() == ImageKind::Disk {
         let message = format!("{} is a boot image of a disk image: use it with --image", shown(path));
@@ -111,27 +149,23 @@ fn add_boot_image(
         )));
     }
     let in_memory = reserve(context, path, boot, budget)?;
+    let (messages, name) = (context.messages.clone(), shown(path).to_string());
+    let (boot, image_file) = open.in_ranges(move |error| {
+        messages.print(&format!(
+            "{name}: {error}; blocks that cannot be read from the boot image are read from the tree"
+        ));
+    });
     let mut tree = trees.swap_remove(position);
     tree.covered = match in_memory {
-        true => {
-            let boot = context.waiting.watch_read(&file.file, path, || open.read_frames())?;
-            tree.covered.with_boot_image(boot)
-        }
-        false => {
-            let (messages, name) = (context.messages.clone(), shown(path).to_string());
-            let (boot, file) = open.in_ranges(move |error| {
-                messages.print(&format!(
-                    "{name}: {error}; blocks that cannot be read from the boot image are read from the tree"
-                ));
-            });
-            tree.covered.with_boot_image_in_ranges(boot, file)
-        }
+        true => tree.covered.with_boot_image_and_unread(boot, image_file),
+        false => tree.covered.with_boot_image_in_ranges(boot, image_file),
     };
+    tree.boot_file = Some(file);
     let stale = tree.covered.hot.as_ref().map_or(0, |hot| hot.stale().len());
     if stale > 0 {
         context.print(&format!(
             "{} of {} changed after the recording and are served from the tree; to serve them from memory, run \
-             `quell record --update`",
+             `quell record --update --changed`",
             counted(stale as u64, "file", "files"),
             shown(path)
         ));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quell_index::Sampler;
+use quell_job::{BlockClient, SharingLimits};
 use quell_mount_spec::{Covered, Ownership, TrustedUse};
 
 use crate::display::shown;
@@ -16,12 +17,15 @@ use crate::freshness::stale::StaleReport;
 use crate::freshness::whole_check::{CheckPlan, RunningCheck, TreeCheck};
 use crate::holder::copies_above::CopiesAbove;
 use crate::holder::handshake::HolderContext;
+use crate::holder::job::JOB_PROGRESS_LIMIT;
 use crate::holder::privileges;
 use crate::inputs::{InputFile, root_of};
-use crate::protocol::plan::{CheckMode, Target, TreePlan, TreesPlan};
+use crate::protocol::plan::{CheckMode, SampleResult, SharedBlocksPlan, Target, TreePlan, TreesPlan};
 use crate::protocol::transfer::OpenFiles;
 use crate::resources;
 use crate::trust::check_input_trust;
+use crate::view::shared_blocks::{SharedBlocks, SharedBlocksFs};
+use crate::waiting::Waiting;
 
 /// How long programs get between SIGTERM and SIGKILL when --strict ends them.
 const END_GRACE: Duration = Duration::from_secs(5);
@@ -29,6 +33,8 @@ const END_GRACE: Duration = Duration::from_secs(5);
 /// A tree that was compared with its index and opened before anything is covered.
 pub struct CheckedTree {
     pub covered: Covered,
+    /// The file of the boot image, if there is one. Its frames are read while they are decoded.
+    pub boot_file: Option<InputFile>,
     pub index: PathBuf,
     pub index_belongs_to_root: bool,
     /// The directory to cover.
@@ -44,6 +50,21 @@ pub struct StaleTree {
     pub index: PathBuf,
     pub path: PathBuf,
     pub report: StaleReport,
+}
+
+impl CheckedTree {
+    /// Performs an operation that decodes the boot image of the tree, if there is one, and watches
+    /// it as a read of the image's file.
+    pub fn watch_decoding<T>(
+        waiting: &Waiting,
+        boot_file: Option<&InputFile>,
+        decode: impl FnOnce() -> T,
+    ) -> T {
+        match boot_file {
+            Some(file) => waiting.watch_read(&file.file, &file.path, decode),
+            None => decode(),
+        }
+    }
 }
 
 /// Opens the trees of a plan and compares them with their indexes, as far as this is done before
@@ -96,14 +117,19 @@ fn open_tree(
         )));
     }
     let source = tree.source.clone().unwrap_or(root);
-    copies.list(context, trees, tree.at.as_ref().unwrap_or(&source))?;
+    let open_files: Vec<&InputFile> = files.values().chain([&file]).collect();
+    copies.list(context, trees, tree.at.as_ref().unwrap_or(&source), &open_files)?;
     let index_belongs_to_root = quell_mount_spec::belongs_to_root(&file.ownership()?);
     let rules = privileges::rules(plan, trees, index_belongs_to_root)?;
-    let covered = waiting
+    let mut covered = waiting
         .watch(&source, || quell_mount_spec::cover(image.clone(), &source, trees.on_change.into(), rules))?;
     // The index is not trusted yet. Until here, only the path of the tree was taken from it.
     let owner = Ownership::from(&waiting.watch(&source, || covered.source().stat_self())?);
     check_input_trust(&plan.trusted(), &file, TrustedUse::Index, Some((&source, &owner)))?;
+    if let Some(shared) = &tree.shared_blocks {
+        let blocks = SharedBlocks { client: block_client(context, shared), index: shared.index };
+        covered.fs = Arc::new(SharedBlocksFs::new(covered.fs, blocks));
+    }
     let path = match &plan.target {
         Target::Mountpoint { path, .. } => path.clone(),
         Target::Namespace | Target::Processes => {
@@ -114,13 +140,16 @@ fn open_tree(
         | u64::from(std::time::UNIX_EPOCH.elapsed().map_or(1, |t| t.subsec_nanos()));
     let mut sampler = Sampler::new(image.clone(), covered.source(), seed);
     let directory = &context.address.directory;
-    let stale = match trees.check {
-        CheckMode::None => None,
-        CheckMode::Sample | CheckMode::Auto => {
+    let job_check = tree.job_check.as_ref();
+    let of_job = job_check.and_then(|check| check.sample.clone());
+    let stale = match (trees.check, of_job) {
+        (CheckMode::None, _) => None,
+        (CheckMode::Sample | CheckMode::Auto, Some(SampleResult { stale })) => stale,
+        (CheckMode::Sample | CheckMode::Auto, None) => {
             let differences = sample(waiting, directory, &image, &source, &mut sampler);
             StaleReport::from_differences(&differences, false)
         }
-        CheckMode::Full => {
+        (CheckMode::Full, _) => {
             // Ctrl-C ends the run, but not this process, which has its own session. The check
             // therefore ends when the run has ended.
             let run = PathBuf::from(format!("/proc/{}", context.creator));
@@ -130,13 +159,33 @@ fn open_tree(
         }
     };
     let CheckPlan { check: planned_check, stale: known } = match (trees.check, &stale) {
-        (CheckMode::Auto, None) => TreeCheck::plan(&image, &source, directory),
+        (CheckMode::Auto, None) => TreeCheck::plan(&image, &source, directory, job_check),
         _ => CheckPlan::default(),
     };
-    let (index, running_check) = (tree.index.clone(), None);
-    let tree =
-        CheckedTree { covered, index, index_belongs_to_root, path, sampler, planned_check, running_check };
+    let tree = CheckedTree {
+        covered,
+        boot_file: None,
+        index: tree.index.clone(),
+        index_belongs_to_root,
+        path,
+        sampler,
+        planned_check,
+        running_check: None,
+    };
     Ok((tree, stale.or(known)))
+}
+
+/// Returns the client of the job holder of this node. It starts no thread before the first read.
+fn block_client(context: &HolderContext, shared: &SharedBlocksPlan) -> Arc<BlockClient> {
+    let answer = Duration::from_millis(shared.limit_ms);
+    let limits = SharingLimits { answer, progress: JOB_PROGRESS_LIMIT.max(answer) };
+    let (messages, quiet) = (context.messages.clone(), context.plan.quiet);
+    let print = move |message: &str| {
+        if !quiet {
+            messages.print(message);
+        }
+    };
+    Arc::new(BlockClient::new(shared.socket.clone(), limits, Box::new(print)))
 }
 
 /// Reports trees that are not covered because their indexes are out of date. This is an error with

@@ -1,7 +1,7 @@
 //! The view of one tree, while it is served.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use quell_boot::BLOCK_BYTES;
@@ -60,13 +60,11 @@ impl CoveredView {
     pub fn mount(
         context: &HolderContext,
         trees: &TreesPlan,
-        tree: CheckedTree,
+        mut tree: CheckedTree,
         squash: Option<Ids>,
     ) -> Result<(CoveredView, Unattached), Failure> {
-        let CheckedTree { mut covered, index, index_belongs_to_root, path, sampler, running_check, .. } =
-            tree;
-        let selected =
-            select_view(context, trees, &mut covered, &index, index_belongs_to_root, &path, squash)?;
+        let selected = select_view(context, trees, &mut tree, squash)?;
+        let CheckedTree { mut covered, index, path, sampler, running_check, .. } = tree;
         // The blocks are decoded, so the compressed frames are no longer needed.
         covered.hot = None;
         let SelectedView { view, reason, mounted } = selected;
@@ -178,8 +176,8 @@ impl CoveredView {
             counters.insert("blocks_from_source".into(), served.from_source);
             counters.insert("blocks_cached".into(), blocks.cached_bytes.div_ceil(BLOCK_BYTES as u64));
             counters.insert("files_whole".into(), blocks.whole_files);
-            if blocks.hot.is_in_ranges() {
-                counters.insert("frames_read".into(), blocks.hot.frames_read());
+            if let Some(frames_read) = blocks.hot.frames_read() {
+                counters.insert("frames_read".into(), frames_read);
             }
         }
         (!counters.is_empty()).then_some(counters)
@@ -197,13 +195,12 @@ impl CoveredView {
 fn select_view(
     context: &HolderContext,
     trees: &TreesPlan,
-    covered: &mut Covered,
-    index: &Path,
-    index_belongs_to_root: bool,
-    path: &Path,
+    tree: &mut CheckedTree,
     squash: Option<Ids>,
 ) -> Result<SelectedView, Failure> {
     let plan = &context.plan;
+    let CheckedTree { covered, boot_file, index, index_belongs_to_root, path, .. } = tree;
+    let (boot_file, path) = (boot_file.as_ref(), &*path);
     let allow_other = match plan.target {
         Target::Namespace | Target::Processes => true,
         Target::Mountpoint { allow_other, .. } => allow_other,
@@ -223,15 +220,19 @@ fn select_view(
         trees,
         squash,
         visibility,
-        index_belongs_to_root,
+        index_belongs_to_root: *index_belongs_to_root,
         source_name: mount_source(index),
         allow_other,
         has_blocks_in_memory: covered.hot.as_ref().is_some_and(|hot| !hot.is_in_ranges()),
     };
     let properties = tree_properties(&covered.image, &covered.source_path, trees);
-    let mount = |covered: &Covered, options: &ViewOptions<'_>| match by_fusermount {
-        true => fuse_at(covered, path, options),
-        false => mount_first(covered, &properties, options),
+    let mount = |covered: &Covered, options: &ViewOptions<'_>| {
+        let mount = || match by_fusermount {
+            true => fuse_at(covered, path, options),
+            false => mount_first(covered, &properties, options),
+        };
+        let boot_file = boot_file.filter(|_| covered.hot.is_some());
+        CheckedTree::watch_decoding(&context.waiting, boot_file, mount)
     };
     match mount(covered, &options) {
         // The frames of a boot image are verified while they are decoded.

@@ -45,8 +45,8 @@ impl HolderContext {
         self.messages.print(message);
     }
 
-    /// Returns the file for messages after the command was answered. A view of `quell run` has
-    /// none; it uses the program's standard error.
+    /// Returns the file for messages after the command was answered. A view of `quell run` has no
+    /// such file; it uses the program's standard error.
     pub fn message_log(&self) -> Option<PathBuf> {
         self.plan.target.mountpoint().map(|_| messages::log_path(&self.address))
     }

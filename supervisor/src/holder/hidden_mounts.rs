@@ -29,7 +29,7 @@ pub struct Covering {
 #[derive(Debug)]
 pub struct HiddenMounts {
     trees: Vec<Covering>,
-    /// The mount table. Its event since the last poll is that the table has changed.
+    /// The mount table. poll(2) reports an event if the table has changed since the previous call.
     table: File,
     /// The mounts that existed when the view was created, and those that were reported.
     known: HashSet<u64>,

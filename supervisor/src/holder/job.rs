@@ -1,39 +1,53 @@
 //! The job holder: the process that has the files of a job in memory, one on each node, for all
 //! processes of the job there. It reads the files or receives them from another node, and sends
-//! them to others.
+//! them to others. The reader compares a sample of each tree with its index for all nodes, and
+//! passes on the result of the check of the whole tree, which the holder of its view makes.
 
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use quell_job::{Environment, JobNode, JobSettings, OpenedFile, OwnLink};
+use quell_index::Sampler;
+use quell_job::{Environment, JobNode, JobSettings, Meeting, OpenedFile, OwnLink, SharedBytes};
+use quell_mount_spec::{Ownership, TrustedUse};
+use quell_posix::{Dir, PosixDir};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, errno};
-use quell_wire::job::{FileAttributes, FileState};
+use quell_wire::job::{CheckResult, FileAttributes, FileState, RESULT_BYTES_MAX};
 
 use crate::failure::Failure;
+use crate::freshness::decision;
+use crate::freshness::results::Results;
+use crate::freshness::sample::sample;
+use crate::freshness::stale::StaleReport;
 use crate::holder::handshake::{HolderContext, end_process};
+use crate::holder::job_trees::JobTrees;
 use crate::holder::served::Served;
 use crate::holder::signals::Signals;
 use crate::id_map::{IdMap, UNMAPPED};
-use crate::inputs::{InputFile, Origin};
-use crate::protocol::job_files::{FileInMemory, FilesInMemory};
-use crate::protocol::plan::JobPlan;
-use crate::protocol::report::{HolderReport, JobNodeReport, JobReport};
+use crate::inputs::{InputFile, Origin, root_of};
+use crate::protocol::job_files::{FileInMemory, FilesInMemory, JobInput};
+use crate::protocol::plan::{JobCheck, JobMeeting, JobPlan, SampleResult};
+use crate::protocol::report::{HolderReport, JobNodeReport, JobReport, SharedBlocksReport};
 use crate::resources::check_available;
+use crate::socket::lock::blocks_socket_path;
 use crate::socket::server::{Holder, Need, Service};
+use crate::trust::check_input_trust;
 use crate::waiting::Waiting;
 
 /// How long the job holder serves other nodes after the programs of its own node have ended.
 const SERVE_AFTER_END: Duration = Duration::from_secs(60);
-/// How long a node waits for a list or a block of nodes that answer, but do not have it.
-const PROGRESS_LIMIT: Duration = Duration::from_secs(30);
+/// How long a node waits for a list or a block while the other nodes answer, but do not have it.
+pub const JOB_PROGRESS_LIMIT: Duration = Duration::from_secs(30);
 /// How long the removal of the link may take before the process ends without it.
 const REMOVE_LIMIT: Duration = Duration::from_secs(2);
+/// The interval at which the reader looks for results of checks of whole trees.
+const READ_RESULT_INTERVAL: Duration = Duration::from_secs(1);
 /// The length of the magic numbers of indexes and boot images.
 const MAGIC_BYTES: usize = 8;
 
@@ -41,6 +55,8 @@ const MAGIC_BYTES: usize = 8;
 pub struct JobFiles {
     plan: JobPlan,
     node: JobNode,
+    /// The socket for shared blocks, if this node shares blocks.
+    blocks_socket: Option<PathBuf>,
     holder: Holder,
     signals: Arc<Mutex<Signals>>,
 }
@@ -50,12 +66,16 @@ impl JobFiles {
     pub fn create(context: &HolderContext, plan: &JobPlan) -> Result<JobFiles, Failure> {
         let settings = JobSettings {
             job: plan.job.clone(),
-            directory: plan.directory.clone(),
+            meeting: match &plan.meeting {
+                JobMeeting::Directory(directory) => Meeting::Directory(directory.clone()),
+                JobMeeting::Process(text) => Meeting::Process(text.clone()),
+            },
             files: plan.files.clone(),
             name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             interface: plan.interface.clone(),
             limit: Duration::from_millis(plan.limit_ms),
-            progress_limit: PROGRESS_LIMIT.max(Duration::from_millis(plan.limit_ms)),
+            progress_limit: JOB_PROGRESS_LIMIT.max(Duration::from_millis(plan.limit_ms)),
+            shared_bytes_max: plan.shared_mib.map(|mib| mib.saturating_mul(1 << 20)),
         };
         let messages = context.messages.clone();
         let quiet = context.plan.quiet;
@@ -76,6 +96,8 @@ impl JobFiles {
         let watched = signals.clone();
         let waiting = Waiting::for_creator(limit, context.creator, print.clone(), end);
         let environment = HolderEnvironment {
+            context,
+            plan,
             waiting: waiting.or_if(move || lock(&watched).requests() > 0),
             print: Box::new(print),
             link,
@@ -87,7 +109,10 @@ impl JobFiles {
         let HolderEnvironment { signals, .. } = environment;
         let holder = listen(context, &lock(&signals));
         match holder {
-            Ok(holder) => Ok(JobFiles { plan: plan.clone(), node, holder, signals }),
+            Ok(holder) => {
+                let blocks_socket = share(context, plan, &node);
+                Ok(JobFiles { plan: plan.clone(), node, blocks_socket, holder, signals })
+            }
             Err(failure) => {
                 node.end(Duration::ZERO, || true);
                 Err(failure)
@@ -98,7 +123,7 @@ impl JobFiles {
 
 /// Starts the node in a thread of its own. The kernel delivers a signal to the first thread, which
 /// could not handle it while it waits for a file server.
-fn start(settings: &JobSettings, environment: &HolderEnvironment) -> Result<JobNode, Failure> {
+fn start(settings: &JobSettings, environment: &HolderEnvironment<'_>) -> Result<JobNode, Failure> {
     std::thread::scope(|scope| {
         let starting = std::thread::Builder::new()
             .name("job".into())
@@ -124,6 +149,27 @@ fn remove_link(link: Arc<OwnLink>) {
     }
 }
 
+/// Starts to share blocks of the files of the trees, if the plan says so. Returns the socket for
+/// the views of this node. Without it they read the files themselves.
+fn share(context: &HolderContext, plan: &JobPlan, node: &JobNode) -> Option<PathBuf> {
+    plan.shared_mib?;
+    let trees = JobTrees::new(&node.files, &context.plan, plan.source.clone());
+    let socket = blocks_socket_path(&context.address.directory, &context.address.key);
+    let (messages, quiet) = (context.messages.clone(), context.plan.quiet);
+    let print = move |message: &str| {
+        if !quiet {
+            messages.print(message);
+        }
+    };
+    match node.share(Arc::new(trees), &socket, Box::new(print.clone())) {
+        Ok(is_shared) => is_shared.then_some(socket),
+        Err(error) => {
+            print(&format!("cannot share blocks of files with other nodes of the job: {error}"));
+            None
+        }
+    }
+}
+
 /// Opens the socket for the processes of this node.
 fn listen(context: &HolderContext, signals: &Signals) -> Result<Holder, Failure> {
     let mut holder = Holder::bind(&context.address.directory, &context.address.key)?;
@@ -134,7 +180,9 @@ fn listen(context: &HolderContext, signals: &Signals) -> Result<Holder, Failure>
 }
 
 /// The part of the process that opens files and prints messages.
-struct HolderEnvironment {
+struct HolderEnvironment<'a> {
+    context: &'a HolderContext,
+    plan: &'a JobPlan,
     waiting: Waiting,
     print: Box<dyn Fn(&str) + Send + Sync>,
     /// The link that this process has created.
@@ -144,7 +192,7 @@ struct HolderEnvironment {
     groups: IdMap,
 }
 
-impl Environment for HolderEnvironment {
+impl Environment for HolderEnvironment<'_> {
     fn open(&self, path: &Path) -> Result<OpenedFile, String> {
         let open =
             |path: &Path| self.waiting.watch(path, || InputFile::open(path)).map_err(|e| e.to_string());
@@ -208,6 +256,11 @@ impl Environment for HolderEnvironment {
         Ok(())
     }
 
+    fn sample(&self, files: &[SharedBytes]) -> Vec<Option<CheckResult>> {
+        let sample_of = |file| if self.plan.samples { self.sample_of(file) } else { None };
+        files.iter().map(sample_of).collect()
+    }
+
     fn watch_read(&self, path: &Path, file: &File, operation: &mut dyn FnMut()) {
         self.waiting.watch_read(file, path, operation);
     }
@@ -225,8 +278,35 @@ impl Environment for HolderEnvironment {
     }
 }
 
-/// Returns for each open file the memory for it and those before it: the copy of this process, and
-/// the one that the holder of the view makes while this one exists.
+impl HolderEnvironment<'_> {
+    /// Compares a sample of the tree of an index with the index. Returns `None` for a boot image,
+    /// and for an index that cannot be used: each node then finds the reason itself.
+    fn sample_of(&self, file: &SharedBytes) -> Option<CheckResult> {
+        let of_this_process = (&self.users, &self.groups);
+        let copy = FileInMemory::new(file, None, of_this_process.0, of_this_process.1);
+        let JobInput { file, .. } = copy.open(std::process::id()).ok()?;
+        let mut magic = [0; MAGIC_BYTES];
+        file.file.read_exact_at(&mut magic, 0).ok()?;
+        if magic != quell_index::format::MAGIC {
+            return None;
+        }
+        let image = Arc::new(file.index().ok()?);
+        let source = self.plan.source.clone().unwrap_or_else(|| root_of(&image));
+        let tree = self.waiting.watch(&source, || PosixDir::start(&source)).ok()?;
+        // The index is not trusted yet. Until here, only the path of the tree was taken from it.
+        let owner = Ownership::from(&self.waiting.watch(&source, || tree.stat_self()).ok()?);
+        let trusted = self.context.plan.trusted();
+        check_input_trust(&trusted, &file, TrustedUse::Index, Some((&source, &owner))).ok()?;
+        let mut sampler = Sampler::new(image.clone(), Arc::new(tree), random_seed());
+        let directory = &self.context.address.directory;
+        let differences = sample(&self.waiting, directory, &image, &source, &mut sampler);
+        let result = serde_json::to_vec(&StaleReport::from_differences(&differences, false)).ok()?;
+        (result.len() <= RESULT_BYTES_MAX).then_some(CheckResult(result))
+    }
+}
+
+/// Returns, for each open file, the memory that this file and all files before it take: the copy in
+/// this process, and the copy that the holder of the view makes while the first copy exists.
 fn memory(files: &[FileState]) -> impl Iterator<Item = (&FileAttributes, u64)> {
     let open = files.iter().filter_map(|state| match state {
         FileState::Open(file) => Some(file),
@@ -243,10 +323,25 @@ struct ServedFiles<'a> {
     context: &'a HolderContext,
     plan: &'a JobPlan,
     node: &'a JobNode,
+    blocks_socket: Option<PathBuf>,
     signals: &'a Mutex<Signals>,
-    /// Those of this process.
+    /// The users of the user namespace of this process.
     users: IdMap,
     groups: IdMap,
+}
+
+impl ServedFiles<'_> {
+    /// Returns the checks of a file that one node makes for all nodes. A node that has read the
+    /// files without others makes all checks itself.
+    fn check_of(&self, position: usize) -> Option<JobCheck> {
+        let CheckResult(sample) = self.node.samples.get(position)?.as_ref()?;
+        Some(JobCheck {
+            is_reader: self.node.is_reader(),
+            // A node with another version of Quell wrote a result that cannot be parsed.
+            sample: serde_json::from_slice(sample).ok().map(|stale| SampleResult { stale }),
+            result: result_path(self.context, position),
+        })
+    }
 }
 
 impl Service for ServedFiles<'_> {
@@ -269,14 +364,27 @@ impl Service for ServedFiles<'_> {
             read_bytes: status.read_bytes,
             milliseconds: status.milliseconds,
             nodes: status.nodes.into_iter().map(node).collect(),
+            shared_blocks: status.sharing.map(|sharing| SharedBlocksReport {
+                sent_blocks: sharing.sent_blocks,
+                sent_bytes: sharing.sent_bytes,
+                blocks_from_memory: sharing.blocks_from_memory,
+                received_bytes: sharing.received_bytes,
+                read_bytes: sharing.read_bytes,
+                memory_bytes: sharing.memory_bytes,
+                memory_bytes_max: sharing.memory_bytes_max,
+            }),
         };
         HolderReport { pid: std::process::id(), job: Some(job), ..HolderReport::default() }.to_json()
     }
 
     fn shared(&self) -> Option<String> {
         let (users, groups) = (&self.users, &self.groups);
-        let files = self.node.files.iter().map(|file| FileInMemory::new(file, users, groups)).collect();
-        serde_json::to_string(&FilesInMemory { holder: std::process::id(), files }).ok()
+        let file = |(position, file): (usize, &SharedBytes)| {
+            FileInMemory::new(file, self.check_of(position), users, groups)
+        };
+        let files = self.node.files.iter().enumerate().map(file).collect();
+        let blocks_socket = self.blocks_socket.clone();
+        serde_json::to_string(&FilesInMemory { holder: std::process::id(), files, blocks_socket }).ok()
     }
 
     fn need(&mut self) -> Need {
@@ -307,14 +415,98 @@ impl Served for JobFiles {
     /// Serves the processes of this node until the last of them has ended, and then the nodes that
     /// are still receiving the files.
     fn serve(self, context: &HolderContext) -> Result<(), Failure> {
-        let JobFiles { plan, node, holder, signals } = self;
+        let JobFiles { plan, node, blocks_socket, holder, signals } = self;
         let (users, groups) = (IdMap::of_users(), IdMap::of_groups());
-        let mut served = ServedFiles { context, plan: &plan, node: &node, signals: &signals, users, groups };
-        let ended = holder.serve(None, Duration::from_secs(3600), &mut served);
+        let mut served = ServedFiles {
+            context,
+            plan: &plan,
+            node: &node,
+            blocks_socket,
+            signals: &signals,
+            users,
+            groups,
+        };
+        let is_serving = AtomicBool::new(true);
+        remove_results(context, &node);
+        let ended = std::thread::scope(|scope| {
+            let exchanging = std::thread::Builder::new()
+                .name("checks".into())
+                .spawn_scoped(scope, || exchange_checks(context, &node, &is_serving));
+            // Without the thread the other nodes get no result of the check of the whole tree.
+            if let Err(error) = &exchanging {
+                tracing::debug!(%error, "the results of checks are not passed on");
+            }
+            let ended = holder.serve(None, Duration::from_secs(3600), &mut served);
+            is_serving.store(false, Ordering::Relaxed);
+            if let Ok(thread) = &exchanging {
+                thread.thread().unpark();
+            }
+            ended
+        });
+        remove_results(context, &node);
         node.end(SERVE_AFTER_END, || lock(&signals).requests() > 0);
         ended?;
         Ok(())
     }
+}
+
+/// Returns the path of the result of the check of a whole tree, for the processes of this node.
+fn result_path(context: &HolderContext, position: usize) -> PathBuf {
+    Results::path_of_job(&context.address.directory, &context.address.key, position)
+}
+
+/// Removes the results of this process and of an earlier process.
+fn remove_results(context: &HolderContext, node: &JobNode) {
+    for position in 0..node.files.len() {
+        Results::at(&result_path(context, position)).forget();
+    }
+}
+
+/// Passes the results of checks of whole trees from the holder of the reader's view to the holders
+/// of the other nodes' views, until the job holder stops serving.
+fn exchange_checks(context: &HolderContext, node: &JobNode, is_serving: &AtomicBool) {
+    let mut missing: Vec<u32> =
+        (0..).zip(&node.samples).filter(|(_, s)| s.is_some()).map(|(i, _)| i).collect();
+    let begun = Instant::now();
+    let is_reader = node.is_reader();
+    for attempt in 0.. {
+        if missing.is_empty() || begun.elapsed() >= decision::AWAIT_TIMEOUT {
+            return;
+        }
+        // On the reader, the files are local.
+        let until = Instant::now()
+            + if is_reader { READ_RESULT_INTERVAL } else { decision::poll_pause(attempt, random_seed()) };
+        while is_serving.load(Ordering::Relaxed) && Instant::now() < until {
+            std::thread::park_timeout(until.saturating_duration_since(Instant::now()));
+        }
+        if !is_serving.load(Ordering::Relaxed) {
+            return;
+        }
+        let results = |position: u32| Results::at(&result_path(context, position as usize));
+        if is_reader {
+            missing.retain(|position| match results(*position).read() {
+                Some(stale) => {
+                    let result = serde_json::to_vec(&stale).expect("a result is always JSON");
+                    node.publish_check(*position, result);
+                    false
+                }
+                None => true,
+            });
+        } else {
+            for (position, result) in node.checked(&missing, &|| is_serving.load(Ordering::Relaxed)) {
+                missing.retain(|missing| *missing != position);
+                if let Ok(stale) = serde_json::from_slice(&result) {
+                    results(position).publish(&stale);
+                }
+            }
+        }
+    }
+}
+
+/// Returns a number that differs between processes and calls.
+fn random_seed() -> u64 {
+    let time = std::time::UNIX_EPOCH.elapsed().map_or(1, |time| time.subsec_nanos());
+    u64::from(std::process::id()) << 32 | u64::from(time)
 }
 
 #[cfg(test)]

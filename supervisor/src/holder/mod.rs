@@ -12,6 +12,7 @@ mod handshake;
 mod hidden_mounts;
 mod in_flight;
 mod job;
+mod job_trees;
 mod log;
 mod messages;
 mod only_user;

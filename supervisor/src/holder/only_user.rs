@@ -20,16 +20,17 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// systems remove the locks of a node that does not answer, so that the kernel of such a node keeps
 /// nothing when another one becomes the only user.
 const LIFETIME: Duration = Duration::from_secs(5);
-/// The time since the last check began after which replies are not kept and the log layer follows
-/// the changes of other processes, because the file system does not answer and may remove the locks
-/// of this node.
+/// If the last completed check began longer ago than this, the kernel keeps no replies and the log
+/// layer follows the changes of other processes: the file system does not answer, and may remove
+/// the locks of this node.
 const CONFIRMATION: Duration = Duration::from_secs(2);
-/// The number of intervals from the last reply that the kernel keeps until the store is shared.
-/// They are a second longer than the lifetime, so that a program can receive this reply.
+/// The number of intervals between the last reply that the kernel keeps and the sharing of the
+/// store. They are one second longer than the lifetime, the time that this reply may take to reach
+/// a program.
 const ENDING_INTERVALS: u32 = 12;
 /// The number of intervals without requests after which the store is shared, so that processes that
 /// begin to use it later do not wait, and nothing keeps its file system from becoming read-only.
-/// They are longer than the lifetime: names that programs use cause requests in this time.
+/// They are longer than the lifetime, so the use of a name causes a request in this time.
 const IDLE_INTERVALS: u32 = 12;
 /// The number of intervals before the first attempt, so that mounts of a job that start together do
 /// not wait for one another.
@@ -207,8 +208,8 @@ impl Keeper {
             }
             None => {
                 self.cache.set_lifetime(self.shared_lifetime);
-                // After the lifetime was set: the kernel may keep the data of each file that was
-                // opened before, so the file must be one of the period.
+                // Called after the lifetime was set: the kernel may keep the data of each file that
+                // was opened before, so the file must belong to the period that ends here.
                 fs.end_only_user_period();
             }
         }

@@ -19,7 +19,7 @@ pub fn create(context: &HolderContext, plan: &PoolPlan) -> Result<WritableMount,
     let path = mountpoint(context, "a pool needs a mount point: quell mount --pool NAME MOUNTPOINT")?;
     let options = MountOptions {
         source: &plan.socket,
-        // A pool keeps no locks; those of the kernel hold between the programs of this mount.
+        // A pool keeps no locks. The kernel's locks hold between the programs of this mount.
         locks: LockKeeper::Kernel,
         description: format!("pool {}", plan.name),
     };
@@ -44,8 +44,8 @@ impl Content for Pool {
         false
     }
 
-    /// Has nothing to do: each write is in the pool when it returns, and the daemon notices the end
-    /// of this process.
+    /// Does nothing: a write is in the pool when it returns, and the daemon detects the end of this
+    /// process.
     fn end(&self) -> Result<()> {
         Ok(())
     }

@@ -40,9 +40,8 @@ pub fn visibility(target: &Target) -> Visibility {
 /// Returns the rules by which the index layer shows permissions. Refuses `--suid` and `--dev` if
 /// they would give privileges to users other than root.
 pub fn rules(plan: &Plan, trees: &TreesPlan, index_belongs_to_root: bool) -> Result<Rules, Failure> {
-    let hidden = quell_mount_spec::owners_are_hidden();
     if trees.suid || trees.dev {
-        if isolation() != Isolation::Mount || hidden {
+        if isolation() != Isolation::Mount || quell_mount_spec::owners_are_hidden() {
             return Err(Failure::wrong_input(
                 "only root, outside of user namespaces, can use --suid and --dev",
             ));
@@ -53,9 +52,19 @@ pub fn rules(plan: &Plan, trees: &TreesPlan, index_belongs_to_root: bool) -> Res
             return Err(Failure::wrong_input(message));
         }
     }
-    let in_namespace = matches!(plan.target, Target::Namespace);
+    Ok(rules_for(&plan.target, index_belongs_to_root))
+}
+
+/// Returns the rules of a view in a namespace, without `--suid` and `--dev`.
+pub fn rules_in_namespace(index_belongs_to_root: bool) -> Rules {
+    rules_for(&Target::Namespace, index_belongs_to_root)
+}
+
+fn rules_for(target: &Target, index_belongs_to_root: bool) -> Rules {
+    let hidden = quell_mount_spec::owners_are_hidden();
+    let in_namespace = matches!(target, Target::Namespace);
     let owners_unknown = hidden || (in_namespace && isolation() == Isolation::UserAndMount);
-    let allows_others = matches!(plan.target, Target::Mountpoint { allow_other: true, .. });
-    let serves_others = visibility(&plan.target) != Visibility::Caller || allows_others;
-    Ok(Rules { serves_others, index_is_roots: index_belongs_to_root, owners_unknown })
+    let allows_others = matches!(target, Target::Mountpoint { allow_other: true, .. });
+    let serves_others = visibility(target) != Visibility::Caller || allows_others;
+    Rules { serves_others, index_is_roots: index_belongs_to_root, owners_unknown }
 }

@@ -16,7 +16,7 @@ use crate::display::counted;
 use crate::failure::Failure;
 use crate::freshness::consequence::ViewAtChange;
 use crate::freshness::whole_check::RunningCheck;
-use crate::holder::boot_images::add_boot_images;
+use crate::holder::boot_images::{add_boot_images, open_boot_images};
 use crate::holder::checked_tree::{self, CheckedTree, StaleTree, report_stale, start_checks};
 use crate::holder::copies_above::CopiesAbove;
 use crate::holder::handshake::HolderContext;
@@ -70,7 +70,8 @@ impl ProcessTrees {
         mut files: OpenFiles,
     ) -> Result<ProcessTrees, Failure> {
         let mut trees = checked_tree::open_trees(context, plan, &mut files, &mut CopiesAbove::default())?;
-        add_boot_images(context, &plan.boot, &mut trees, &mut files)?;
+        let images = open_boot_images(context, &plan.boot, files);
+        add_boot_images(context, &plan.boot, images, &mut trees)?;
         // Until here a signal ends this process.
         let signals = Signals::listen()?;
         let checks_end = start_checks(context, &mut trees, false);
@@ -97,7 +98,7 @@ impl ProcessTrees {
 
 impl HeldTree {
     fn hold(context: &HolderContext, plan: &TreesPlan, tree: CheckedTree) -> Result<HeldTree, Failure> {
-        let CheckedTree { mut covered, index, path, sampler, running_check, .. } = tree;
+        let CheckedTree { mut covered, boot_file, index, path, sampler, running_check, .. } = tree;
         if covered.fs.capabilities().acls {
             return Err(Failure::cannot(format!(
                 "the files of {} have access control lists, which only a view of `quell run` checks: run it without --via preload",
@@ -106,7 +107,8 @@ impl HeldTree {
         }
         let mut nodes = Vec::new();
         let mut files = Vec::new();
-        match hot_files(&mut covered) {
+        let copied = || hot_files(&mut covered);
+        match CheckedTree::watch_decoding(&context.waiting, boot_file.as_ref(), copied) {
             Ok(hot) => {
                 for (node, file) in hot {
                     nodes.push((node, file.shared));

@@ -29,7 +29,7 @@ pub struct ActiveRecording {
 }
 
 impl ActiveRecording {
-    /// Begins to record the tree of a plan, which must have exactly one.
+    /// Begins to record the tree of a plan, which must have exactly one tree.
     pub fn of_tree(
         plan: &RecordingPlan,
         trusted: Trusted,

@@ -45,7 +45,7 @@ pub struct TreeChanges {
     /// Held from the comparison of an entry until its result is applied: of two results of one
     /// entry, the older one must not be applied last. The thread that serves requests does not wait
     /// for it.
-    found: Mutex<Found>,
+    found: Mutex<ChangedEntries>,
     /// Files that replaced others and are shown, and that a program which looks them up may not
     /// find yet, because the kernel still has the old name. Held only to read and change the map.
     unseen: Mutex<HashMap<EntryId, FileNow>>,
@@ -54,16 +54,16 @@ pub struct TreeChanges {
 /// How a new change is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Report {
-    /// It is counted, and printed unless there were many.
+    /// The change is counted, and printed unless many were printed before.
     Print,
-    /// It is only counted.
+    /// The change is only counted.
     Count,
-    /// The check of the whole tree has reported it.
+    /// Nothing is done: the check of the whole tree has reported the change.
     Nothing,
 }
 
 #[derive(Default)]
-struct Found {
+struct ChangedEntries {
     /// The changed entries.
     changed: HashSet<EntryId>,
     /// Inode number, size and time of files that are not shown as indexed.
@@ -130,7 +130,7 @@ impl TreeChanges {
     }
 
     /// Applies the comparison of an entry. The message is printed without the lock.
-    fn apply(&self, comparison: &Comparison, mut found: MutexGuard<'_, Found>, report: Report) {
+    fn apply(&self, comparison: &Comparison, mut found: MutexGuard<'_, ChangedEntries>, report: Report) {
         let entry = comparison.entry;
         if comparison.difference.is_none() && !found.shown.contains_key(&entry) {
             return;
@@ -155,7 +155,7 @@ impl TreeChanges {
     }
 
     /// Shows a file as it is now, if the view can.
-    fn show(&self, comparison: &Comparison, found: &mut Found) -> Shown {
+    fn show(&self, comparison: &Comparison, found: &mut ChangedEntries) -> Shown {
         let Comparison { entry, now: Some(now), .. } = comparison else { return Shown::AsIndexed };
         let Some(metadata) = &self.metadata else { return Shown::AsIndexed };
         let indexed = self.image.attributes(*entry);
@@ -218,7 +218,7 @@ impl TreeChanges {
     }
 
     /// Compares the entries that have notifications, until the process ends. `prints_unwatched`:
-    /// prints once that some directories have none.
+    /// whether to print, once, that some directories are not watched.
     pub fn follow(&self, watch: &Watch, mut sampler: Sampler, prints_unwatched: bool) {
         let mut prints_unwatched = prints_unwatched;
         let mut attempt_pause = None;
@@ -270,8 +270,8 @@ impl TreeChanges {
         }
     }
 
-    /// Compares all entries below a directory, and watches the directories that have their paths
-    /// now.
+    /// Compares all entries below a directory, and watches the directories that are now at the
+    /// paths of these entries.
     fn compare_below(
         &self,
         directory: EntryId,
@@ -286,7 +286,7 @@ impl TreeChanges {
             if children.is_empty() {
                 continue;
             }
-            // A directory that is gone was found by its own comparison.
+            // The comparison of the directory itself has found that it no longer exists.
             let Ok(dir) = sampler.directory(directory) else { continue };
             // A directory is watched before its entries are compared, so no change is missed
             // between.

@@ -2,14 +2,14 @@
 //! request a report, checks the trees at intervals, and ends with the last program.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use quell_fuse::Session;
 use quell_overlay::{Ids, Isolation, Namespaces};
 
 use crate::failure::Failure;
-use crate::holder::boot_images::add_boot_images;
+use crate::holder::boot_images::{OpenImage, add_boot_images, open_boot_images};
 use crate::holder::checked_tree::{self, CheckedTree, StaleTree, report_stale, start_checks};
 use crate::holder::copies_above::{AttachedCopies, CopiesAbove};
 use crate::holder::covered_view::{CoveredView, Unattached};
@@ -48,19 +48,16 @@ pub struct TreeView {
 }
 
 impl TreeView {
-    /// Creates the views. Threads are started only after the namespace was created: a process with
-    /// several threads cannot enter a user namespace (unshare(2)).
-    pub fn create(
-        context: &HolderContext,
-        plan: &TreesPlan,
-        mut files: OpenFiles,
-    ) -> Result<TreeView, Failure> {
+    /// Creates the views. All threads that are started before the namespace is created have ended
+    /// then: a process with several threads cannot enter a user namespace (unshare(2)).
+    pub fn create(context: &HolderContext, plan: &TreesPlan, files: OpenFiles) -> Result<TreeView, Failure> {
         let target = &context.plan.target;
         let mut copies = CopiesAbove::default();
-        let mut trees = checked_tree::open_trees(context, plan, &mut files, &mut copies)?;
+        let (trees, images) = open_trees_and_images(context, plan, files, &mut copies);
+        let mut trees = trees?;
         let paths = trees.iter().map(|tree| (&*tree.covered.source_path, &*tree.path));
         let lock = lock_writable_layer(&plan.writes, paths)?;
-        add_boot_images(context, &plan.boot, &mut trees, &mut files)?;
+        add_boot_images(context, &plan.boot, images, &mut trees)?;
         let recording = match &plan.boot {
             BootPlan::Record(recording) => {
                 let (trusted, messages) = (context.plan.trusted(), &context.messages);
@@ -119,6 +116,26 @@ impl TreeView {
     }
 }
 
+/// Opens the trees of a plan, and at the same time its boot images.
+fn open_trees_and_images(
+    context: &HolderContext,
+    plan: &TreesPlan,
+    mut files: OpenFiles,
+    copies: &mut CopiesAbove,
+) -> (Result<Vec<CheckedTree>, Failure>, Vec<OpenImage>) {
+    if plan.boot.images().is_empty() {
+        return (checked_tree::open_trees(context, plan, &mut files, copies), Vec::new());
+    }
+    // An image whose descriptor cannot be duplicated is opened by its path.
+    let duplicate = |path: &PathBuf| Some((path.clone(), files.get(path)?.try_clone().ok()?));
+    let image_files: OpenFiles = plan.boot.images().iter().filter_map(duplicate).collect();
+    std::thread::scope(|scope| {
+        let images = scope.spawn(move || open_boot_images(context, &plan.boot, image_files));
+        let trees = checked_tree::open_trees(context, plan, &mut files, copies);
+        (trees, images.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
 /// Mounts and attaches the views of all trees whose checks find no difference in time.
 fn mount_views(
     context: &HolderContext,
@@ -167,7 +184,8 @@ fn leave_out_stale(
     Ok((views, mounts))
 }
 
-/// Attaches the mounts. Those of inner trees come after those of the trees around them.
+/// Attaches the mounts. `mounts` has the mount of an inner tree after the mounts of the trees
+/// around it.
 fn attach(context: &HolderContext, mounts: &[Unattached], copies: &AttachedCopies) -> Result<(), Failure> {
     for (position, Unattached { mount, path, original }) in mounts.iter().enumerate() {
         let Some(mount) = mount else { continue };

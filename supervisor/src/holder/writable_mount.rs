@@ -1,4 +1,5 @@
-//! A mount at which programs write through a layer: a log mount, or a pool.
+//! A mount of a layer through which programs write: a log mount, or a mount of a pool, of blobs or
+//! of a store for batches.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -62,7 +63,7 @@ pub trait Content: Send + Sync {
         self.end()
     }
 
-    /// Returns the batch that the end commits, if it does.
+    /// Returns the batch that the end of the mount commits, submits or closes, if there is one.
     fn batch(&self) -> Option<MountedBatch> {
         None
     }
@@ -91,7 +92,8 @@ pub struct WritableMount {
     mount: OwnMount,
 }
 
-/// Returns the mount point of a plan. `usage`: the advice if it has none.
+/// Returns the mount point of a plan. `usage`: the message of the failure if the plan has no mount
+/// point.
 pub fn mountpoint<'a>(context: &'a HolderContext, usage: &str) -> Result<&'a Path, Failure> {
     let Target::Mountpoint { path, .. } = &context.plan.target else {
         return Err(Failure::wrong_input(usage));
@@ -155,7 +157,7 @@ impl WritableMount {
         Ok(WritableMount { holder, session, content, path: path.to_owned(), signals, mount })
     }
 
-    /// Returns the kernel's cache of the mount, which has one unless its tree is read-only.
+    /// Returns the kernel's cache of the mount, or `None` if the tree is read-only.
     pub fn kernel_cache(&self) -> Option<KernelCache> {
         self.session.kernel_cache()
     }

@@ -1,5 +1,4 @@
-//! The keeper of a running pool, and the commands that change its daemons: more daemons, fewer, or
-//! new ones in place of those that have failed.
+//! The keeper of a running pool, and the commands that add, remove or replace daemons of the pool.
 
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
@@ -20,7 +19,7 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 pub(super) struct ActiveCommand {
     answers: Sender<KeeperAnswer>,
     stage: Stage,
-    /// When the stage fails.
+    /// When the stage fails, if it has not ended.
     deadline: Option<Instant>,
     /// The reasons why daemons were not started.
     failures: Vec<String>,
@@ -34,9 +33,9 @@ enum Stage {
     /// Daemons are asked for the number of their clients.
     Asking(Vec<DaemonId>),
     /// Members and backups are moved: `total` of them. `added`: the daemons that were started for
-    /// the command. `leaving`: those that end afterwards.
+    /// the command. `leaving`: the daemons that end afterwards.
     Moving { total: usize, added: Vec<usize>, leaving: Vec<DaemonId> },
-    /// These daemons have no members any more, which others may not know yet.
+    /// These daemons have no members any more. Other daemons may not know this yet.
     Leaving(Vec<DaemonId>),
     /// Daemons are ending.
     Ending(Vec<DaemonId>),
@@ -133,7 +132,8 @@ impl Keeper {
         self.begin_start(new, timeout_ms)
     }
 
-    /// Starts daemons, each with the failed daemon in whose place it is started.
+    /// Starts daemons. The second element of each pair is the failed daemon that the new one
+    /// replaces, if there is one.
     fn begin_start(&mut self, new: Vec<(NewDaemon, Option<DaemonId>)>, timeout_ms: u64) -> Begun {
         let (mut starting, mut failures) = (Vec::new(), Vec::new());
         for (daemon, replaced) in new {
@@ -342,7 +342,7 @@ impl Keeper {
 /// started.
 type Begun = (Stage, Duration, Vec<String>);
 
-/// The state of a command after a look at its stage.
+/// The state of a command after its stage was examined.
 enum Next {
     Wait,
     Stage(Stage, Option<Instant>),

@@ -1,7 +1,7 @@
 //! The Unix socket by which commands reach the keeper of a pool, on the node on which the pool was
 //! started. It has an abstract address, so that it ends with the keeper. The address contains the
-//! random number of the pool, which other users cannot read, and both sides check the user of the
-//! other one.
+//! random number of the pool, which other users cannot read, and each side checks the user of the
+//! other side.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -40,12 +40,12 @@ pub fn listen(pool: &StartedPool) -> Result<(), Failure> {
     let accept = move || {
         for stream in listener.incoming() {
             let (Ok(stream), events) = (stream, events.clone()) else {
-                // There are no descriptors or no memory.
+                // The process has no free descriptor, or there is no memory.
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             };
             if is_own(&stream) {
-                // A connection that is not served ends.
+                // If the thread cannot be started, the connection is closed.
                 let serve = move || drop(serve(&stream, &events));
                 let _ = std::thread::Builder::new().name("quell-control".into()).spawn(serve);
             }
@@ -76,12 +76,12 @@ fn serve(stream: &UnixStream, events: &Sender<Event>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Sends a command to the keeper of a pool, and waits until it has ended. `report` gets each
-/// progress.
+/// Sends a command to the keeper of a pool, and waits until it has ended. `report` is called with
+/// each progress message.
 ///
 /// # Errors
 ///
-/// "Cannot" if there is no keeper on this node, and the failure of the command.
+/// `Failure::cannot` if no keeper runs on this node; the failure of the command.
 pub fn send_command(
     pool: &str,
     command: &KeeperCommand,
@@ -99,11 +99,11 @@ pub fn send_command(
 ///
 /// # Errors
 ///
-/// "Cannot" if it does not answer.
+/// `Failure::cannot` if the keeper does not answer.
 pub fn end_keeper(pool: &str) -> Result<(), Failure> {
     let Some(stream) = connect(pool)? else { return Ok(()) };
     let ended = send(&stream, &KeeperCommand::End, &mut |_| ()).or_else(|e| match e.kind() {
-        // It has ended after the last daemon.
+        // The keeper has ended after the last daemon.
         ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(Ok(())),
         _ => Err(no_answer(pool, &e)),
     });

@@ -25,20 +25,20 @@ const GRACE: Duration = Duration::from_secs(3);
 
 /// The state of a daemon.
 pub(super) enum Phase {
-    /// It has got its settings. Its data is that of the daemon of this number, if it is another
-    /// one.
+    /// The daemon has received its settings. `replaced`: the failed daemon that it replaces, and
+    /// whose members and data it takes over, if there is one.
     Starting {
         replaced: Option<DaemonId>,
     },
-    /// It listens, and has got the settings of the pool.
+    /// The daemon listens, and has received the settings of the pool.
     Joining {
         daemon: PoolDaemon,
         replaced: Option<DaemonId>,
     },
     Serving,
-    /// It ends, and has no members.
+    /// The daemon is ending, and has no members.
     Leaving,
-    /// It was not started, or has failed after it had begun to serve.
+    /// The daemon could not be started, or has failed after it had begun to serve.
     Failed {
         was_serving: bool,
     },
@@ -51,13 +51,14 @@ pub(super) struct LaunchedDaemon {
     pub(super) phase: Phase,
     /// The daemon whose number is in the name of the directory with the data.
     storage: DaemonId,
-    /// Whether the data is there after the end of the daemon, so that another one can take it over.
+    /// Whether the data remains after the end of the daemon, so that another daemon can take it
+    /// over.
     has_data: bool,
     /// When the last lease was granted.
     granted: Instant,
-    /// The number of the configuration that it follows.
+    /// The number of the configuration that the daemon follows.
     configuration: u64,
-    /// The message of the failure that it has reported while it served.
+    /// The message of the failure that the daemon has reported while it served.
     reported: Option<String>,
 }
 
@@ -150,7 +151,7 @@ impl StartedPool {
         Ok(number)
     }
 
-    /// Begins to keep the pool, whose daemons serve.
+    /// Begins to keep the pool. All of its daemons serve.
     pub(super) fn serve(&mut self, placement: Placement) {
         self.placement = placement;
         let now = Instant::now();
@@ -218,8 +219,8 @@ impl StartedPool {
             }
             next = self.events.try_recv().ok();
         }
-        // Launchers that have ended do not stay as zombies. `end` waits for those that have closed
-        // their output and go on.
+        // Launchers that have ended are reaped, so that no zombies remain. `end` waits for
+        // launchers that have closed their output and continue to run.
         for daemon in self.daemons.iter_mut().filter(|daemon| daemon.launcher.is_ended) {
             daemon.launcher.has_exited();
         }
@@ -279,7 +280,7 @@ impl StartedPool {
 
     /// Sends the settings of the pool to a daemon that listens.
     fn join(&mut self, number: usize, daemon: PoolDaemon, replaced: Option<DaemonId>) {
-        // As they will be when it serves.
+        // The settings have the placement that follows when this daemon serves.
         let mut placement = self.placement.clone();
         add(&mut placement, daemon.clone(), replaced);
         let configuration = placement.configuration();
@@ -302,7 +303,7 @@ impl StartedPool {
 
     fn start_failed(&mut self, number: usize, failure: &Failure) {
         self.daemons[number].phase = Phase::Failed { was_serving: false };
-        // It ends, and removes its files.
+        // The daemon ends, and removes its files.
         self.daemons[number].launcher.input = None;
         self.failed_starts.push(failure.to_string());
     }
@@ -360,21 +361,21 @@ impl StartedPool {
         if self.is_ending {
             return;
         }
-        // The end of its input ends a daemon that continues later.
+        // If the daemon still runs, or continues later, the end of its input ends it.
         self.daemons[number].launcher.input = None;
         self.daemons[number].phase = Phase::Failed { was_serving: true };
         self.placement.daemon_failed(DaemonId(number as u16));
         self.send_configuration();
     }
 
-    /// Finds daemons that have ended, and those whose leases have ended.
+    /// Finds daemons that have ended, and daemons whose leases have ended.
     fn examine_leases(&mut self) {
         if !self.has_replicas() {
             return;
         }
         let now = Instant::now();
         if now.duration_since(self.examined) > LEASE_MARGIN {
-            // This process was stopped, and so were its grants.
+            // This process was stopped, and could not grant leases.
             self.daemons.iter_mut().for_each(|daemon| daemon.granted = now);
         }
         self.examined = now;

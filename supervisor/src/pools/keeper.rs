@@ -43,7 +43,7 @@ enum Answer {
 ///
 /// # Errors
 ///
-/// Those of [`start_pool`]. SIGINT, SIGTERM and SIGHUP interrupt the start.
+/// The errors of [`start_pool`]. SIGINT, SIGTERM and SIGHUP interrupt the start.
 pub fn start_kept_pool(new: &NewPool) -> Result<(), Failure> {
     let interrupted = signals()?;
     let failed = |e: std::io::Error| Failure::cannot(format!("cannot start the keeper of the pool: {e}"));
@@ -102,7 +102,7 @@ fn signals() -> Result<Arc<AtomicBool>, Failure> {
 /// until all daemons have ended, or until a signal ends them.
 ///
 /// # Errors
-/// Those of the start, which were also sent as the answer.
+/// The errors of the start, which were also sent as the answer.
 pub fn run_pool_keeper() -> Result<(), Failure> {
     let stopped = signals()?;
     let failed = |e: std::io::Error| Failure::cannot(format!("the keeper of a pool: {e}"));

@@ -23,8 +23,8 @@ pub enum Launcher {
     Flux,
     /// `mpirun` of Open MPI or MPICH.
     Mpirun,
-    /// Any other: the words of its command line, with `{host}` in at least one. The path of the
-    /// daemon is added at the end.
+    /// Any other program: the words of its command line, with `{host}` in at least one. The path of
+    /// the daemon is added at the end.
     Template(Vec<String>),
 }
 
@@ -33,8 +33,8 @@ impl Launcher {
     ///
     /// # Errors
     ///
-    /// Wrong input for a template without `{host}`, one longer than 4,096 bytes or one with control
-    /// characters.
+    /// `Failure::wrong_input` for a template that has no `{host}`, is longer than 4,096 bytes, or
+    /// has control characters.
     pub fn parse(text: &str) -> Result<Launcher, Failure> {
         match text {
             "ssh" => return Ok(Launcher::Ssh),
@@ -61,7 +61,7 @@ impl Launcher {
     ///
     /// # Errors
     ///
-    /// "Cannot" for Flux without the rank of the node.
+    /// `Failure::cannot` for Flux without the rank of the node.
     pub fn command(&self, node: &Node, daemon: &Path) -> Result<Vec<String>, Failure> {
         let path = daemon.to_str();
         let path = path.ok_or_else(|| Failure::cannot("the path of quelld is not valid UTF-8"))?;

@@ -54,7 +54,7 @@ pub struct CountedMember {
     pub at: Instant,
 }
 
-/// Requests the counters of all members of a pool, in the way of [`member_states`].
+/// Requests the counters of all members of a pool, as [`member_states`] does.
 pub fn member_counters(pool: &Pool, limit: Duration) -> Vec<CountedMember> {
     let request = |member| Operation::Counters { member };
     let read = |reply: Reply<'_>| match reply {
@@ -101,8 +101,8 @@ fn ask_members<T: Send>(
 /// this node that have ended before.
 ///
 /// # Errors
-/// "Cannot" if a daemon of this node does not answer, or a daemon of another node cannot be
-/// reached. The other daemons have ended then.
+/// `Failure::cannot` if a daemon of this node does not answer, or a daemon of another node cannot
+/// be reached. The other daemons have ended then.
 pub fn stop_pool(pool: &Pool) -> std::result::Result<(), Failure> {
     let gateway = gateway(pool);
     let (own, others): (Vec<_>, Vec<_>) = pool.daemons.iter().partition(|daemon| daemon.node == pool.node);
@@ -159,7 +159,7 @@ pub fn stop_pool(pool: &Pool) -> std::result::Result<(), Failure> {
     Err(Failure::cannot(format!("the pool {} has not ended completely:\n  {}", pool.name, left.join("\n  "))))
 }
 
-/// Returns a connection to a daemon of this node, through which those of other nodes are reached.
+/// Returns a connection to a daemon of this node, through which daemons of other nodes are reached.
 fn gateway(pool: &Pool) -> Option<PoolConnection> {
     let has_others = pool.daemons.iter().any(|daemon| daemon.node != pool.node);
     let mut sockets = pool.sockets().filter(|_| has_others);

@@ -12,14 +12,14 @@ pub enum KeeperCommand {
     Expand {
         /// The daemons.
         daemons: Vec<NewDaemon>,
-        /// The time limit of their start, in milliseconds.
+        /// The time limit of the start of the daemons, in milliseconds.
         timeout_ms: u64,
     },
     /// Moves members and backups away from these daemons, and ends them.
     Shrink(Vec<DaemonId>),
-    /// Starts a daemon for each one that has failed, and moves members and backups to it.
+    /// Starts a daemon for each failed daemon, and moves members and backups to it.
     Repair {
-        /// The time limit of their start, in milliseconds.
+        /// The time limit of the start of the daemons, in milliseconds.
         timeout_ms: u64,
     },
     /// Ends the daemons and the keeper.

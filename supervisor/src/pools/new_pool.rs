@@ -21,8 +21,8 @@ pub struct NewPool {
     pub name: String,
     /// The daemons.
     pub daemons: Vec<NewDaemon>,
-    /// The number of members, at least that of the daemons: the largest number of daemons that the
-    /// pool can have later.
+    /// The number of members, which is also the largest number of daemons that the pool can have
+    /// later. At least the number of daemons.
     pub members: u16,
     /// The absolute path of the directory on each node below which the daemons keep their data.
     /// `None` stands for `$TMPDIR` or `/tmp` of the node.
@@ -96,8 +96,8 @@ impl PoolSecret {
 }
 
 impl NewPool {
-    /// Returns the first message for a daemon that runs these members at first, on the data of
-    /// `storage` if that is another daemon.
+    /// Returns the first message for a daemon, which begins with these members. If `storage` is
+    /// another daemon, the new daemon takes over its data.
     pub fn daemon_settings(
         &self,
         secret: &PoolSecret,

@@ -28,12 +28,12 @@ pub struct JobNodes {
     pub launcher: Launcher,
 }
 
-/// Returns the nodes of the job to which this process belongs, or `None` if it belongs to none. The
-/// job system is the first of Flux, Slurm and PBS whose environment variables are set.
+/// Returns the nodes of the job to which this process belongs, or `None` if it belongs to no job.
+/// The job system is the first of Flux, Slurm and PBS whose environment variables are set.
 ///
 /// # Errors
-/// "Cannot" if the program of the job system that lists the nodes fails, and wrong input for more
-/// than [`NODES_MAX`] nodes.
+/// `Failure::cannot` if the program of the job system that lists the nodes fails, and
+/// `Failure::wrong_input` for more than [`NODES_MAX`] nodes.
 pub fn nodes_of_job() -> Result<Option<JobNodes>, Failure> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     if variable("FLUX_URI").is_some() || variable("FLUX_JOB_ID").is_some() {
@@ -58,7 +58,7 @@ pub fn nodes_of_job() -> Result<Option<JobNodes>, Failure> {
 ///
 /// # Errors
 ///
-/// Wrong input for a name that no node can have, and for more than [`NODES_MAX`] nodes.
+/// `Failure::wrong_input` for a name that no node can have, and for more than [`NODES_MAX`] nodes.
 pub fn nodes_of_file(path: &Path) -> Result<Vec<Node>, Failure> {
     let failed = |e: std::io::Error| Failure::wrong_input(format!("{}: {e}", shown(path)));
     let mut text = Vec::new();

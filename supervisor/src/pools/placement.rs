@@ -31,7 +31,7 @@ enum Moved {
     Backup,
 }
 
-/// A move that was begun: the target is to have a complete backup.
+/// A move that was begun. The target needs a complete backup before the move can end.
 #[derive(Debug, Clone, Copy)]
 struct Move {
     moved: Moved,
@@ -108,8 +108,8 @@ impl Placement {
         &self.ended
     }
 
-    /// Returns the members that a daemon runs, or ran until it failed. The one that serves clients
-    /// is the first.
+    /// Returns the members that a daemon runs, or ran until it failed. The member that serves
+    /// clients is the first.
     pub fn members_of(&self, daemon: DaemonId) -> Vec<MemberId> {
         let own = self.members.iter().map(|member| &member.record).filter(|record| record.daemon == daemon);
         let (first, others): (Vec<_>, Vec<_>) = own.partition(|record| record.serves_clients);
@@ -275,7 +275,7 @@ impl Placement {
     /// Begins to move members and backups until all daemons have about the same number.
     pub fn balance(&mut self) {
         self.is_balancing = true;
-        // What has failed before is tried again.
+        // Backups that have failed before are tried again.
         self.failed.clear();
         self.place();
     }
@@ -294,7 +294,7 @@ impl Placement {
         self.place();
     }
 
-    /// Returns the numbers of members and backups that daemons have which are to have none.
+    /// Returns the total number of members and backups of the daemons that leave.
     pub fn left(&self) -> usize {
         let is_leaving = |daemon: &DaemonId| self.leaving.contains(daemon);
         let records = self.members.iter().map(|member| &member.record);
@@ -361,10 +361,11 @@ impl Placement {
             if !self.daemons.contains_key(&member.record.daemon) {
                 continue;
             }
-            // The target of a move is one backup more.
+            // During a move, the member has one additional backup: the target.
             let step = self.moves.get(&member.record.id);
             while step.is_none() && member.record.backups.len() >= self.copies {
-                // The target of a move that has failed.
+                // An incomplete backup is the target of a move that has failed, and is removed
+                // first.
                 let is_missing = |backup: &DaemonId| !member.complete.contains(backup);
                 let extra = member.record.backups.iter().position(is_missing);
                 let extra = extra.unwrap_or(member.record.backups.len() - 1);
@@ -492,9 +493,9 @@ pub enum Effect {
     Release(DaemonId),
 }
 
-/// Returns the daemon that is to get a backup of a member: one with `loads` on another node than
-/// the member and its other backups if possible, then one with fewer backups, then the next one.
-/// The node of `replaced` does not count.
+/// Returns the daemon that is to get a backup of a member: a daemon of `loads`, if possible on
+/// another node than the member and its other backups, then with the fewest backups, then with the
+/// next higher number. The node of `replaced` is not avoided.
 fn best_backup(
     daemons: &BTreeMap<DaemonId, PoolDaemon>,
     member: &PoolMember,

@@ -1,5 +1,5 @@
-//! A launcher that runs: the program that starts a daemon on its node. Its standard input and
-//! output are those of the daemon.
+//! A launcher that runs: the program that starts a daemon on its node. It passes its standard input
+//! to the daemon, and the daemon's output to its standard output.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::pools::messages::{KeeperAnswer, KeeperCommand};
 use crate::pools::new_pool::NewDaemon;
 
-/// How long the end of a launcher that has closed its connection is waited for.
+/// How long the keeper waits for the end of a launcher that has closed its connection.
 const END_LIMIT: Duration = Duration::from_secs(2);
 /// The lines of a launcher's standard error that are kept for the message of a failure.
 const KEPT_LINES: usize = 8;
@@ -89,7 +89,7 @@ impl RunningLauncher {
             thread(move || read_lines(output, number, &events)).map(drop)
         })();
         if let Err(error) = started {
-            // The failure of the start is the one to report.
+            // Errors of these calls are ignored: the failure of the start is reported.
             let _ = launch.child.kill();
             let _ = launch.child.wait();
             return Err(failed(error));
@@ -112,22 +112,22 @@ impl RunningLauncher {
         messages.iter().map(|line| format!("\n  {}: {line}", self.host)).collect()
     }
 
-    /// Returns whether its process has ended, and takes its exit status then.
+    /// Returns whether the process of the launcher has ended. Reaps it then.
     pub fn has_exited(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(Some(_)) | Err(_))
     }
 
-    /// Waits until its process has ended.
+    /// Waits until the process of the launcher has ended.
     pub fn wait(&mut self) {
         // It was killed.
         let _ = self.child.wait();
     }
 
-    /// Signals its process, unless it has ended.
+    /// Signals the process of the launcher, unless it has ended.
     pub fn signal(&mut self, signal: Signal) {
         // A child that was not waited for keeps its process id.
         if let Ok(None) = self.child.try_wait() {
-            // It may have ended meanwhile.
+            // The process may have ended meanwhile.
             let _ = kill_process(Pid::from_child(&self.child), signal);
         }
     }
@@ -152,8 +152,8 @@ impl RunningLauncher {
 
     /// Returns the failure of a launcher that has ended without a message of the daemon.
     pub fn ended(&mut self) -> Failure {
-        // Its connection ends before it does. Its standard error ends with it, unless another
-        // process has it open.
+        // The connection of the launcher ends before its process. Its standard error ends with the
+        // process, unless another process has it open.
         let deadline = Instant::now() + END_LIMIT;
         let status = loop {
             let status = self.child.try_wait().ok().flatten();

@@ -57,8 +57,10 @@ pub struct RecordingResult {
     pub blocks: u64,
     /// Number of files in the image.
     pub image_files: u64,
-    /// Number of different blocks in the image.
+    /// Number of different blocks in the image that were read in a recording.
     pub image_contents: u64,
+    /// Number of blocks in the image that no recording has read.
+    pub unread_blocks: u64,
     /// Size of the image, in bytes.
     pub image_bytes: u64,
     /// With `--update`: number of blocks that the older image did not have.

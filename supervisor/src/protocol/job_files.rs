@@ -1,5 +1,4 @@
-//! The answer of a job holder, as JSON, and the files that a
-//! command opens there.
+//! The answer of a job holder, as JSON, and the files that a command opens there.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -13,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Failure;
 use crate::id_map::IdMap;
 use crate::inputs::{InputFile, Origin};
+use crate::protocol::plan::JobCheck;
 
 /// The files in the memory of a process.
 #[derive(Debug, Serialize, Deserialize)]
@@ -21,6 +21,8 @@ pub struct FilesInMemory {
     pub holder: u32,
     /// The files, in the order of the plan.
     pub files: Vec<FileInMemory>,
+    /// The socket for shared blocks, if the process shares blocks.
+    pub blocks_socket: Option<PathBuf>,
 }
 
 /// A file of a job that a command has opened.
@@ -30,6 +32,8 @@ pub struct JobInput {
     pub file: InputFile,
     /// The directory that the user named instead of the index beside it, without symbolic links.
     pub directory: Option<PathBuf>,
+    /// The checks of its tree, if one node makes them for all.
+    pub check: Option<JobCheck>,
 }
 
 /// A file in the memory of a process, or the reason why it could not be opened.
@@ -45,20 +49,23 @@ pub enum FileInMemory {
         origin: Origin,
         /// The copy.
         shared: SharedFile,
+        /// The checks of its tree, if one node makes them for all.
+        check: Option<JobCheck>,
     },
-    /// It could not be opened.
+    /// The reason why the file could not be opened.
     Failed(String),
 }
 
 impl FileInMemory {
-    /// Returns the copy of a file. `users`, `groups`: those of this process.
-    pub fn new(file: &SharedBytes, users: &IdMap, groups: &IdMap) -> FileInMemory {
+    /// Returns the copy of a file. `users`, `groups`: the maps of this process's user namespace.
+    pub fn new(file: &SharedBytes, check: Option<JobCheck>, users: &IdMap, groups: &IdMap) -> FileInMemory {
         match (&file.state, file.shared) {
             (FileState::Open(attributes), Some(shared)) => FileInMemory::Copy {
                 path: attributes.path.clone(),
                 directory: attributes.directory.clone(),
                 origin: origin(attributes, users, groups),
                 shared,
+                check,
             },
             (FileState::Failed(reason), _) => FileInMemory::Failed(reason.clone()),
             (FileState::Open(_), None) => FileInMemory::Failed("it is not in memory".into()),
@@ -68,13 +75,14 @@ impl FileInMemory {
     /// Opens the copy.
     pub fn open(&self, holder: u32) -> Result<JobInput, Failure> {
         match self {
-            FileInMemory::Copy { path, directory, origin, shared } => {
+            FileInMemory::Copy { path, directory, origin, shared, check } => {
                 let gone = || Failure::cannot("the job holder has ended");
                 let file = shared.open(holder).ok_or_else(gone)?;
                 let path_of = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
                 Ok(JobInput {
                     file: InputFile { path: path_of(path), file, origin: Some(*origin) },
                     directory: directory.as_deref().map(path_of),
+                    check: check.clone(),
                 })
             }
             FileInMemory::Failed(reason) => Err(Failure::wrong_input(reason.clone())),

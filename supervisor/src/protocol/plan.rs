@@ -3,6 +3,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use quell_batch::ProofForm;
 use quell_boot::{BLOCK_BYTES, BLOCKS_MAX};
 use quell_index::OnChange;
 use quell_mount_spec::{DiskFormat, IndexMode, Trusted};
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::display::shown;
 use crate::failure::Failure;
+use crate::freshness::stale::StaleReport;
 
 /// A request to a holder.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -18,8 +20,8 @@ pub struct Plan {
     pub target: Target,
     /// The trees, the disk image or the stores that the view shows.
     pub source: PlanSource,
-    /// For trees and disk images: fail, instead of leaving out a tree or a boot image that cannot
-    /// be used.
+    /// For trees and disk images: whether the holder fails, instead of leaving out a tree or a boot
+    /// image that cannot be used.
     pub strict: bool,
     /// Users whose indexes and boot images are used, besides those of the caller, root and the
     /// owner of a tree.
@@ -120,13 +122,70 @@ pub struct TreesPlan {
 pub struct TreePlan {
     /// The path of the index file, without symbolic links.
     pub index: PathBuf,
-    /// The directory to read and to cover, if it is not the one of the index.
+    /// The directory to read and to cover, if it is not the directory that the index names.
     pub source: Option<PathBuf>,
     /// The directory to cover, if it is not the source.
     pub at: Option<PathBuf>,
     /// The directory that the user named, without symbolic links. The index must be an index of
     /// this directory.
     pub named: Option<PathBuf>,
+    /// The checks of other nodes of the job, if these have sent the index.
+    pub job_check: Option<JobCheck>,
+    /// The job holder from which the view gets blocks of the files of this tree, if the nodes of
+    /// the job share them.
+    #[serde(default)]
+    pub shared_blocks: Option<SharedBlocksPlan>,
+}
+
+/// The shared blocks of a tree, for the FUSE view.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedBlocksPlan {
+    /// The socket of the job holder in the runtime directory.
+    pub socket: PathBuf,
+    /// The position of the index in the list of files of the job.
+    pub index: u32,
+    /// The time, in milliseconds, after which the view stops waiting for a job holder that does not
+    /// answer.
+    pub limit_ms: u64,
+}
+
+/// The comparisons of a tree with its index that one node makes for all nodes of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobCheck {
+    /// Whether this node makes the comparisons.
+    pub is_reader: bool,
+    /// The result of the sample, if it was made.
+    pub sample: Option<SampleResult>,
+    /// The file in the runtime directory with the result of the check of the whole tree. On the
+    /// reader it is written by that check, on the other nodes by the job holder.
+    pub result: PathBuf,
+}
+
+/// The result of the comparison of a sample of a tree with its index. This is a type of its own,
+/// because JSON does not distinguish an absent result from a result without a difference.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SampleResult {
+    /// The differences, if there are any.
+    pub stale: Option<StaleReport>,
+}
+
+/// The meeting point, at which the nodes of a job find one another.
+#[derive(Clone, Serialize, Deserialize)]
+pub enum JobMeeting {
+    /// A directory that the nodes share.
+    Directory(PathBuf),
+    /// The process of `quell job run`: the text that it passes to the nodes in the environment.
+    Process(String),
+}
+
+impl std::fmt::Debug for JobMeeting {
+    /// Omits the text of a process, which contains a key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            JobMeeting::Directory(directory) => f.debug_tuple("Directory").field(directory).finish(),
+            JobMeeting::Process(_) => f.debug_tuple("Process").finish_non_exhaustive(),
+        }
+    }
 }
 
 /// Files that the nodes of a job read once.
@@ -134,15 +193,21 @@ pub struct TreePlan {
 pub struct JobPlan {
     /// The identifier of the job.
     pub job: String,
-    /// The directory of the meeting point, which the nodes share.
-    pub directory: PathBuf,
+    /// The meeting point.
+    pub meeting: JobMeeting,
     /// The files, by absolute path.
     pub files: Vec<PathBuf>,
+    /// The directory of the tree, if it is not the directory that the index names.
+    pub source: Option<PathBuf>,
+    /// Whether the reader compares a sample of each tree with its index for all nodes.
+    pub samples: bool,
     /// The network interface to use; any if it is `None`.
     pub interface: Option<String>,
     /// The time, in milliseconds, after which a node that gets no answer from another node stops
     /// waiting for it.
     pub limit_ms: u64,
+    /// The memory for shared blocks, in MiB, if the nodes share blocks of the files of the trees.
+    pub shared_mib: Option<u64>,
 }
 
 /// A disk image of virtual machines.
@@ -177,7 +242,7 @@ pub struct LogPlan {
     pub locks: LocksMode,
     /// How long the kernel keeps names and attributes.
     pub kernel_caching: KernelCaching,
-    /// The form in which files begin.
+    /// The form in which new files are created.
     pub new_files: NewFiles,
 }
 
@@ -206,7 +271,7 @@ pub struct BlobPlan {
 pub struct BatchPlan {
     /// The path of the store, without symbolic links.
     pub store: PathBuf,
-    /// The path of the directory of the store that is mounted; empty for all of it.
+    /// The path, in the store, of the directory that is mounted; empty for the whole store.
     pub subtree: PathBuf,
     /// The effect of the changes.
     pub mode: BatchMode,
@@ -218,9 +283,9 @@ pub struct BatchPlan {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BatchMode {
-    /// Each change is one of the store itself.
+    /// Each change takes effect in the store immediately.
     Synchronous,
-    /// The changes are those of a batch, which is committed when the mount ends.
+    /// The changes belong to a batch, which is committed when the mount ends.
     Batch {
         /// The name of the batch.
         name: String,
@@ -229,30 +294,36 @@ pub enum BatchMode {
         /// Whether the batch is only submitted when the mount ends, and verified later.
         #[serde(default)]
         is_lazy: bool,
+        /// The form in which the changes are submitted.
+        #[serde(default)]
+        proof: ProofForm,
     },
-    /// The changes are those of a part of a batch. The part is closed when the mount ends, and
+    /// The changes belong to a part of a batch. The part is closed when the mount ends, and
     /// committed with the other parts.
     Part {
         /// The number of the batch.
         batch: u64,
         /// The name of the part.
         name: String,
+        /// The form in which the changes are submitted.
+        #[serde(default)]
+        proof: ProofForm,
     },
-    /// There are none: the files are those of a running batch of another process.
+    /// No changes are possible: the mount shows the files of a running batch of another process.
     Watch {
         /// The number of the batch.
         batch: u64,
     },
 }
 
-/// The form in which the files of a log mount begin.
+/// The form in which a log mount creates files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NewFiles {
     /// As a container: a directory with the logs of each writer.
     #[default]
     Container,
-    /// As one object, which gets a container when it needs one.
+    /// As one object, which is replaced by a container when one is needed.
     Object,
 }
 
@@ -342,8 +413,8 @@ pub struct RecordingPlan {
     /// A FIFO in the runtime directory, from which `quell record` reads a line with
     /// `RecordingStart` and a line with `RecordingResult`.
     pub pipe: PathBuf,
-    /// FIFOs for the program's standard output and standard error, if they are not those of
-    /// `quell run`.
+    /// FIFOs for the program's standard output and standard error, if the program does not use
+    /// those of `quell run`.
     pub outputs: Option<[PathBuf; 2]>,
 }
 
@@ -357,6 +428,9 @@ pub struct ImagePlan {
     /// Whether an existing image is completed: its valid blocks are served during the recording.
     #[serde(default)]
     pub update: bool,
+    /// Whether the blocks of changed files of an existing image are read again, without a program.
+    #[serde(default)]
+    pub refresh: bool,
     /// Whether to replace any regular file.
     pub force: bool,
     /// Keep only the blocks that were read in at least this number of recordings.
@@ -364,6 +438,9 @@ pub struct ImagePlan {
     /// Store whole files, and not only the blocks that were read.
     #[serde(default)]
     pub whole: bool,
+    /// Store no unread blocks.
+    #[serde(default)]
+    pub exact: bool,
     /// Size limit of the blocks to keep, in MiB.
     pub budget_mib: Option<u64>,
 }

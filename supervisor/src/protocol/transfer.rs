@@ -29,8 +29,8 @@ pub struct Envelope {
     pub address: Address,
     /// The process that waits for the answer; the holder exists at least as long as this process.
     pub creator: i32,
-    /// Files that the creator has opened. Their descriptors are sent in this order, after that of
-    /// the lock.
+    /// Files that the creator has opened. Their descriptors are sent in this order, after the
+    /// descriptor of the lock.
     files: Vec<SentFile>,
 }
 

@@ -19,16 +19,24 @@ use crate::record::image::Recorded;
 use crate::resources::load_index;
 use crate::trust::check_trust;
 
-/// Which files of a tree are selected: those that satisfy all conditions.
+/// The conditions that select files of a tree. A file must satisfy all of them.
 #[derive(Debug, Clone, Default)]
 pub struct FileSelection {
     /// The largest size of a file, in bytes.
     pub size_bytes_max: Option<u64>,
-    /// Patterns of names and paths, of which one must match; if there is none, all files match.
+    /// Patterns of names and paths, of which one must match. If there is no pattern, and a largest
+    /// size, all names match.
     pub patterns: Vec<String>,
     /// The selection ends with the file that reaches this number of blocks. Further blocks of that
     /// file are left out.
     pub blocks_max: Option<u64>,
+}
+
+impl FileSelection {
+    /// Returns whether there is no condition. Then no file is selected.
+    pub fn is_empty(&self) -> bool {
+        self.size_bytes_max.is_none() && self.patterns.is_empty()
+    }
 }
 
 /// The selected files of an indexed tree.
@@ -38,16 +46,16 @@ pub struct SelectedFiles {
     owner: Ownership,
     trusted: Trusted,
     files: Vec<NodeId>,
-    /// The sum of all sizes, of which one can be up to 2^63 - 1 bytes, within the limit of the
-    /// selection.
+    /// The number of blocks of all files, up to the limit of the selection. A single file can have
+    /// up to 2^63 - 1 bytes.
     blocks: u64,
     names_bytes: u64,
 }
 
 impl SelectedFiles {
     /// Selects files of the tree of an index, without I/O on the tree. `source`: the location of
-    /// the tree, if it is not the one of the index. `named`: the directory that the user named, of
-    /// which the index must be.
+    /// the tree, if it is not the directory that the index names. `named`: the directory that the
+    /// user named. The index must be an index of this directory.
     pub fn of_index(
         index: &InputFile,
         source: Option<&Path>,
@@ -71,6 +79,9 @@ impl SelectedFiles {
         check_trust(&trusted, &index.file, &index.path, TrustedUse::Index, Some((source, &owner)))?;
         let mut selected =
             SelectedFiles { covered, owner, trusted, files: Vec::new(), blocks: 0, names_bytes: 0 };
+        if selection.is_empty() {
+            return Ok(selected);
+        }
         selected.select(selection)?;
         match selected.files.len() {
             0 => Err(Failure::wrong_input(format!(
@@ -81,8 +92,8 @@ impl SelectedFiles {
         }
     }
 
-    /// Selects files. Those of a directory follow one another, because programs often read them
-    /// one after another. A file with several names is selected once.
+    /// Selects files. The files of a directory are next to one another, because programs often read
+    /// them one after another. A file with several names is selected once.
     fn select(&mut self, selection: &FileSelection) -> Result<(), Failure> {
         let patterns = Patterns::new("select", &selection.patterns)?;
         let is_selected = |directory: &[u8], name: &[u8], file: &Attributes| {
@@ -134,7 +145,7 @@ impl SelectedFiles {
         self.blocks.saturating_mul(BLOCK_BYTES as u64)
     }
 
-    /// Returns the most memory that serving the files takes.
+    /// Returns the largest amount of memory that serving the files takes.
     pub fn memory(&self) -> MemoryEstimate {
         MemoryEstimate::of_files(self.files(), self.blocks, self.names_bytes)
     }

@@ -44,7 +44,7 @@ impl Recorded {
     ) -> Result<RecordingResult, Failure> {
         let output = &plan.output;
         let Recorded { recorder, fs, subject, .. } = self;
-        if recorder.files() == 0 {
+        if recorder.files() == 0 && !plan.refresh {
             let kind = match subject {
                 Subject::Tree(_) => "tree",
                 Subject::Disk(_) => "disk image",
@@ -59,7 +59,10 @@ impl Recorded {
         let blocks_max = plan.blocks_max().map_or(usize::MAX, |blocks| blocks as usize);
         let (min_recordings, whole) = (plan.min_runs, plan.whole);
         let updates = plan.update;
-        let choice = Choice { old: old.as_ref(), updates, min_recordings, blocks_max, whole };
+        let unread = !plan.exact;
+        let refreshes = plan.refresh;
+        let choice =
+            Choice { old: old.as_ref(), updates, refreshes, min_recordings, blocks_max, whole, unread };
         let mut frames = claimed.frames()?;
         let (head, left_out) = recorder
             .pack_to(&**fs, subject, &choice, processors(), &is_interrupted, &mut frames)
@@ -87,7 +90,8 @@ impl Recorded {
             files: recorder.files() as u64,
             blocks: recorder.blocks() as u64,
             image_files: image.files().into(),
-            image_contents: image.contents().into(),
+            image_contents: image.read_contents().into(),
+            unread_blocks: image.unread_blocks(),
             image_bytes: image.file_bytes(),
             added_blocks,
             changed_files,

@@ -31,7 +31,7 @@ impl LineSearch<'_> {
     }
 
     /// Returns whether the new bytes complete or extend a matching line. The last line is matched
-    /// before its end, because a prompt has none.
+    /// before its end, because a prompt does not end with a newline.
     pub fn find(&mut self, bytes: &[u8]) -> bool {
         let mut found = false;
         for piece in bytes.split_inclusive(|b| *b == b'\n') {

@@ -32,13 +32,13 @@ pub struct EndRecord {
     pub process: u32,
     /// The mount's batch.
     pub batch: Option<MountedBatch>,
-    /// Why data could not be saved. `None` while the mount is served, and if its process was
-    /// killed.
+    /// The reason why data could not be saved. `None` while the mount is served, and if its process
+    /// was killed.
     pub failure: Option<String>,
 }
 
 impl EndRecord {
-    /// Writes the first record of a mount, in the place of that of an earlier mount at the same
+    /// Writes the first record of a mount. It replaces the record of an earlier mount at the same
     /// mount point.
     pub(crate) fn begin(&self, address: &Address) -> Result<()> {
         remove(address);
@@ -47,8 +47,8 @@ impl EndRecord {
     }
 
     /// Replaces the record of the mount of this process. While a process commits the batch of a
-    /// mount that was removed, another one may serve a new mount at the same mount point: then the
-    /// record of the new mount remains.
+    /// mount that was removed, another process may serve a new mount at the same mount point: then
+    /// the record of the new mount remains.
     pub(crate) fn write(&self, address: &Address) -> Result<()> {
         match read(&path_of(address)).is_some_and(|record| record.process != self.process) {
             true => Ok(()),

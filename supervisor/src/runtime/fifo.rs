@@ -21,13 +21,14 @@ pub struct Fifo {
 }
 
 impl Fifo {
-    /// Creates a FIFO `PURPOSE-PID`, and opens it for reading. Removes those of killed processes.
+    /// Creates a FIFO `PURPOSE-PID`, and opens it for reading. Removes the FIFOs of killed
+    /// processes.
     pub fn create(purpose: &str) -> Result<Fifo, Failure> {
         let directory = runtime_directory()?;
         sweep_fifos(&directory);
         let path = directory.join(format!("{purpose}-{}", std::process::id()));
         let failed = |e: rustix::io::Errno| Failure::cannot(format!("{}: {e}", shown(&path)));
-        // It may exist from a killed process with the same process id.
+        // A killed process with the same process id may have left the FIFO.
         let _ = std::fs::remove_file(&path);
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).map_err(failed)?;
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;

@@ -22,15 +22,20 @@ pub fn current_job() -> Option<String> {
 
 fn job_of(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     let value = |name: &str| variable(name).filter(|v| !v.is_empty());
+    let flux_path = || value("FLUX_JOB_ID_PATH").or_else(|| value("FLUX_ENCLOSING_ID"));
     JOB_VARIABLES.iter().find_map(|names| {
         let first = value(names.first()?)?;
-        // Each cluster counts its jobs from 1, and several can share a file system. The number of
-        // PBS contains the server.
+        // Each cluster counts its jobs from 1, and several can share a file system. The number of a
+        // PBS job contains the name of its server.
         let cluster = match names[0] {
             "SLURM_JOB_ID" => value("SLURM_CLUSTER_NAME"),
-            // The name that Slurm gives to its own steps. Other launchers do not pass the variable
-            // of the cluster to each node.
+            // Slurm gives this form of name to its own steps. Other launchers do not pass the
+            // variable of the cluster to each node.
             "PMIX_NAMESPACE" if first.starts_with("slurm.") => value("SLURM_CLUSTER_NAME"),
+            // Each instance of Flux counts its jobs for itself, and an instance can be a job of
+            // another one. The name space of its plug-in for PMIx is the identifier of the job.
+            "FLUX_JOB_ID" => flux_path(),
+            "PMIX_NAMESPACE" if value("FLUX_JOB_ID").as_ref() == Some(&first) => flux_path(),
             "JOB_ID" => value("SGE_CLUSTER_NAME"),
             _ => None,
         };
@@ -44,10 +49,37 @@ fn job_of(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::recorded::*;
 
     fn job(variables: &[(&str, &str)]) -> Option<String> {
-        let find = |name: &str| variables.iter().find(|(found, _)| *found == name);
-        job_of(|name| find(name).map(|(_, value)| (*value).to_owned()))
+        job_of(|name| value(variables, name))
+    }
+
+    #[test]
+    fn the_job_is_known_in_recorded_environments() {
+        let pbs = Some("PBS_JOBID=188691.pbs1.example.org");
+        for (environment, expected) in [
+            (SLURM_BATCH, Some("SLURM_JOB_ID=3@quell0")),
+            (SLURM_STEP, Some("PMIX_NAMESPACE=slurm.pmix.3.0@quell0")),
+            (SLURM_MPIRUN_FIRST, Some("PMIX_NAMESPACE=430899201")),
+            (SLURM_MPIRUN_SECOND, Some("PMIX_NAMESPACE=430899201")),
+            (FLUX_TASK, Some("FLUX_JOB_ID=ƒDCB6RV@/ƒD2e73NP/ƒDCB6RV")),
+            (FLUX_PMIX_TASK, Some("PMIX_NAMESPACE=ƒDCB6RV@/ƒD2e73NP/ƒDCB6RV")),
+            (FLUX_BATCH, None),
+            (PBS_BATCH, pbs),
+            (PBS_TASK, pbs),
+            (PBS_HYDRA_SECOND, pbs),
+        ] {
+            assert_eq!(job(environment).as_deref(), expected, "{environment:?}");
+        }
+    }
+
+    #[test]
+    fn jobs_with_the_same_identifier_in_two_flux_instances_differ() {
+        // Versions before FLUX_JOB_ID_PATH, and an instance that is no job.
+        let flux = |enclosing| job(&[("FLUX_JOB_ID", "ƒ9"), ("FLUX_ENCLOSING_ID", enclosing)]);
+        assert_eq!(flux("").unwrap(), "FLUX_JOB_ID=ƒ9");
+        assert_ne!(flux("ƒA"), flux("ƒB"));
     }
 
     #[test]

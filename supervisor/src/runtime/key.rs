@@ -1,4 +1,4 @@
-//! The keys of holders, which decide which runs share a holder.
+//! The keys of holders, which determine the runs that share a holder.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -10,8 +10,9 @@ use crate::inputs::InputFile;
 use crate::protocol::plan::Plan;
 use crate::protocol::transfer::Address;
 
-/// The version of the messages between processes and holders. It must change with them.
-const PROTOCOL: &str = "protocol 4";
+/// The version of the messages between processes and holders. It must change when the messages
+/// change.
+const PROTOCOL: &str = "protocol 6";
 
 /// Returns the key of a holder for exactly this plan and job, in the caller's namespaces. `job` is
 /// `None` for a holder that is not shared.

@@ -7,3 +7,5 @@ pub(crate) mod fifo;
 pub(crate) mod job;
 pub(crate) mod key;
 pub(crate) mod notices;
+#[cfg(test)]
+pub(crate) mod recorded;

@@ -13,9 +13,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::protocol::answer::Refusal;
 
-/// How long a file is valid. The ranks of a job start on a node within seconds of one another. A
-/// later run with the same job number, for example in the shell of an allocation, prints its
-/// messages again.
+/// The time for which a file is valid. The ranks of a job start on a node within seconds of one
+/// another. A later run with the same job number, for example in the shell of an allocation, prints
+/// its messages again.
 const VALID_FOR: Duration = Duration::from_secs(30);
 const REFUSAL_BYTES_MAX: u64 = 1 << 20;
 const NOTICE_PREFIX: &str = "said-";

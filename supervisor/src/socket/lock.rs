@@ -56,8 +56,14 @@ pub fn lock(directory: &Path, key: &str, operation: FlockOperation) -> Result<Op
     }
 }
 
+/// Returns the path of the socket through which the views of a node ask a job holder for shared
+/// blocks.
+pub fn blocks_socket_path(directory: &Path, key: &str) -> PathBuf {
+    directory.join(format!("{key}.blocks"))
+}
+
 /// The suffixes of the files of a key. The lock file is removed last.
-const SUFFIXES: [&str; 2] = ["sock", "lock"];
+const SUFFIXES: [&str; 3] = ["sock", "blocks", "lock"];
 
 /// Removes the files of `key`. The caller must hold the lock.
 pub fn remove_files(directory: &Path, key: &str) {

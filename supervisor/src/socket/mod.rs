@@ -14,12 +14,18 @@
 //! answer                 length of the rest, error number, kind of tree, path of the tree
 //!                        (kind: one byte; 0 outside all covered trees, 1 in a tree, 2 in a tree
 //!                        indexed with the file systems mounted below it)
+//!
+//! request to discard     "D": the changes of the mount, when it ends
+//! answer                 length of the rest, "D" if the holder will discard them
 //! ```
 //!
 //! Descriptors sent with an answer to "J": the mount namespace; the working directory as seen in
 //! the namespace, if the error number is 0; the user namespace, if there is one. Without privilege
 //! a process cannot leave a namespace that it has entered, so a caller must learn before it enters
 //! whether its working directory exists in the view.
+//!
+//! A holder without a namespace answers "J" with the length and the text of the description of its
+//! trees, as JSON, and with a descriptor that keeps the holder running while a process has it open.
 //!
 //! The lock file of a holder is locked while a process checks for a holder, while it creates one,
 //! and while a holder leaves. No process holds the lock while it waits for an answer of an existing

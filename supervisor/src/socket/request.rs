@@ -94,8 +94,8 @@ impl Caller {
 }
 
 impl CoveredTree {
-    /// Returns the kind and the path of a tree as in an answer; of a directory outside all trees if
-    /// `tree` is `None`.
+    /// Returns the kind and the path of a tree in the form of an answer. `None` stands for a
+    /// directory outside all trees.
     pub fn encode(tree: Option<&CoveredTree>) -> Vec<u8> {
         match tree {
             None => vec![0],

@@ -289,7 +289,8 @@ impl Holder {
         let number = opened.as_ref().err().map_or(0, |e| e.raw_os_error()) as u32;
         let above = self.trees.iter().filter(|tree| path.starts_with(&tree.path));
         let tree = match self.copies.contains(path) {
-            // As in a tree, another directory has the path.
+            // As in a tree with file systems mounted below it, the directory at this path in the
+            // view is not the original.
             true => CoveredTree::encode(Some(&CoveredTree { path: path.clone(), crosses_mounts: true })),
             false => CoveredTree::encode(above.max_by_key(|tree| tree.path.components().count())),
         };
@@ -302,11 +303,11 @@ impl Holder {
         send_answer(stream, &[&number.to_le_bytes()[..], &tree].concat(), &descriptors)
     }
 
-    /// Returns whether a process has the other end of the pipe.
+    /// Returns whether a process has the other end of the pipe open.
     fn has_programs(&self) -> bool {
         let Some(lifeline) = &self.lifeline else { return false };
         let mut watched = [PollFd::new(lifeline, PollFlags::IN)];
-        // Without a writer the pipe is hung up.
+        // Without a writer, poll(2) reports POLLHUP.
         !poll(&mut watched, Some(&timespec(Duration::ZERO))).is_ok_and(|ready| ready > 0)
     }
 

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use quell_boot::{Hot, HotFiles};
 use quell_fuse::Session;
+use quell_index::InodeNumbers;
 use quell_mount_spec::Covered;
-use quell_vfs::Result;
+use quell_vfs::{NodeId, Result};
 
+use crate::resources::processors;
 use crate::view::options::ViewOptions;
 
 /// The blocks that a boot image added to a view.
@@ -23,14 +25,28 @@ pub struct BootBlocks {
 
 impl BootBlocks {
     /// Fills the kernel's page cache with the recorded blocks, so that most reads cause no request.
-    /// Blocks that are read when they are needed reach it then.
-    pub fn cached(hot: Arc<Hot>, session: &mut Session, mount: &OwnedFd, covered: &Covered) -> BootBlocks {
+    /// Blocks that are read when they are needed reach the page cache at that time. `numbers`: the
+    /// numbers of nodes in the session, unless they are those of the tree.
+    pub fn cached(
+        hot: Arc<Hot>,
+        session: &mut Session,
+        mount: &OwnedFd,
+        covered: &Covered,
+        numbers: Option<&InodeNumbers>,
+    ) -> BootBlocks {
         if hot.is_in_ranges() {
             return BootBlocks { hot, whole_files: 0, cached_bytes: 0 };
         }
-        let path = |node| Some((node, covered.fs.path(node).ok()?));
-        let files: Vec<_> = hot.nodes().filter_map(path).collect();
-        let cached_bytes = session.fill_cache(mount, &files, &|node, visit| hot.blocks_of(node, visit));
+        let number_of = |node| numbers.map_or(node, |numbers| numbers.number_of(node));
+        let file = |node| Some((number_of(node), covered.fs.path(node).ok()?));
+        let files: Vec<_> = hot.nodes().filter_map(file).collect();
+        let node_of = |number: NodeId| numbers.map_or(Ok(number), |numbers| numbers.inner_node(number));
+        let cached_bytes = session.fill_cache(
+            mount,
+            &files,
+            &|number, visit| hot.pieces_of(node_of(number)?, visit),
+            processors(),
+        );
         BootBlocks { hot, whole_files: 0, cached_bytes }
     }
 }
@@ -65,7 +81,7 @@ impl HotLayer {
         let layer = Arc::new(HotFiles::new(covered.fs.clone(), hot.clone()));
         let (mount, mut session) = quell_fuse::mount_detached(layer, &options)?;
         let boot_blocks =
-            BootBlocks { whole_files, ..BootBlocks::cached(hot, &mut session, &mount, covered) };
+            BootBlocks { whole_files, ..BootBlocks::cached(hot, &mut session, &mount, covered, None) };
         Ok(HotLayer { boot_blocks, mount: Some((mount, session)) })
     }
 }

@@ -5,3 +5,4 @@ pub(crate) mod credentials;
 pub(crate) mod mount;
 pub(crate) mod options;
 pub(crate) mod selection;
+pub(crate) mod shared_blocks;

@@ -1,5 +1,5 @@
-//! Mounts the view of a tree: the first in an order of preference that works. No kernel interface
-//! reports whether the kernel and its configuration allow a view, so each view is tried.
+//! Mounts the view of a tree: the first view in an order of preference that works. No kernel
+//! interface reports whether the kernel and its configuration allow a view, so each view is tried.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use quell_boot::{BootFile, BootFs, Hot, HotSet};
 use quell_fuse::Session;
+use quell_index::InodeNumbers;
 use quell_mount_spec::Covered;
 use quell_overlay::{Credentials, Layers, MountedMetadata, Redirected, Upper};
 use quell_vfs::{Error, ErrorKind, FileIdentity, FileSystem, Result};
@@ -147,7 +148,7 @@ fn overlay_over_fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Resul
     let credentials = credentials(covered, view_options)?;
     let tree = data_layer(covered)?;
     probe(credentials)?;
-    let metadata = Arc::new(Redirected::new(covered.fs.clone()));
+    let metadata = Arc::new(Redirected::new(numbered(covered.fs.clone(), covered).0));
     // The kernel accesses the layer with the mounter's credentials, and other users' accesses must
     // not be refused.
     let options = quell_fuse::Options { fills_cache: false, ..view_options.fuse(true) };
@@ -165,7 +166,7 @@ fn overlay_over_fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Resul
 }
 
 fn fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedView> {
-    let (fs, hot) = served(covered)?;
+    let Tree { fs, hot, numbers } = served(covered)?;
     let options = view_options.fuse(view_options.allow_other);
     let upper = upper(covered, view_options)?;
     let layer: Arc<dyn FileSystem> = match &upper {
@@ -173,7 +174,8 @@ fn fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedView
         None => fs,
     };
     let (mut mount, mut session) = quell_fuse::mount_detached(layer, &options)?;
-    let boot_blocks = hot.map(|hot| BootBlocks::cached(hot, &mut session, &mount, covered));
+    let boot_blocks =
+        hot.map(|hot| BootBlocks::cached(hot, &mut session, &mount, covered, numbers.as_deref()));
     if let Some(upper) = &upper {
         let layers = Layers {
             metadata: mount.as_fd(),
@@ -189,21 +191,42 @@ fn fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedView
     Ok(MountedView { mount: Some(mount), sessions: vec![session], boot_blocks, metadata: None })
 }
 
-type WithHot = (Arc<dyn FileSystem>, Option<Arc<Hot>>);
+/// A tree as a file system that this process serves.
+struct Tree {
+    fs: Arc<dyn FileSystem>,
+    /// The recorded blocks, which are in memory.
+    hot: Option<Arc<Hot>>,
+    /// The numbers of the nodes of `fs`, unless they are those of the tree.
+    numbers: Option<Arc<InodeNumbers>>,
+}
 
-/// Returns the tree as a file system that this process serves, with all recorded blocks in memory.
-fn served(covered: &Covered) -> Result<WithHot> {
-    let Some(set) = &covered.hot else { return Ok((covered.fs.clone(), None)) };
-    let hot = set.decode(processors())?;
-    Ok((Arc::new(BootFs::new(covered.fs.clone(), hot.clone())), Some(hot)))
+fn served(covered: &Covered) -> Result<Tree> {
+    let hot = covered.hot.as_ref().map(|set| set.decode(processors())).transpose()?;
+    let fs: Arc<dyn FileSystem> = match &hot {
+        Some(hot) => Arc::new(BootFs::new(covered.fs.clone(), hot.clone())),
+        None => covered.fs.clone(),
+    };
+    let (fs, numbers) = numbered(fs, covered);
+    Ok(Tree { fs, hot, numbers })
+}
+
+/// Returns a file system that shows the inode numbers of the originals, if the index has them.
+fn numbered(fs: Arc<dyn FileSystem>, covered: &Covered) -> (Arc<dyn FileSystem>, Option<Arc<InodeNumbers>>) {
+    match InodeNumbers::new(fs.clone(), covered.image.clone()).map(Arc::new) {
+        Some(numbers) => (numbers.clone(), Some(numbers)),
+        None => (fs, None),
+    }
 }
 
 /// Mounts a FUSE view at `path`.
 pub fn fuse_at(covered: &Covered, path: &Path, view_options: &ViewOptions<'_>) -> Result<SelectedView> {
-    let (fs, hot) = served(covered)?;
+    let Tree { fs, hot, numbers } = served(covered)?;
     let mut session = quell_fuse::mount_at(fs, path, &view_options.fuse(view_options.allow_other))?;
     let boot_blocks = match hot {
-        Some(hot) => Some(BootBlocks::cached(hot, &mut session, &quell_overlay::open_layer(path)?, covered)),
+        Some(hot) => {
+            let mount = quell_overlay::open_layer(path)?;
+            Some(BootBlocks::cached(hot, &mut session, &mount, covered, numbers.as_deref()))
+        }
         None => None,
     };
     let mounted = MountedView { mount: None, sessions: vec![session], boot_blocks, metadata: None };

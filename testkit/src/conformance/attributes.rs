@@ -1,5 +1,5 @@
 //! Promise: attributes are as described, and a lookup, a listing, a path and a request by node
-//! number return the same ones.
+//! number return the same attributes.
 
 use quell_vfs::{Context, resolve};
 

@@ -26,8 +26,9 @@ impl std::fmt::Debug for Instance {
 pub struct Implementation<'a> {
     /// The name for messages.
     pub name: &'a str,
-    /// All attributes are as described. If false, owners, status change times, block counts, and
-    /// the sizes and link counts of directories are those of the file system that holds the tree.
+    /// Whether all attributes are as described. If false, the file system that holds the tree
+    /// determines owners, status change times, block counts, and the sizes and link counts of
+    /// directories.
     pub exact: bool,
     /// Whether trees may have devices.
     pub devices: bool,

@@ -1,4 +1,4 @@
-//! Promise: the target of a symbolic link is unchanged, and other nodes have none.
+//! Promise: the target of a symbolic link is unchanged, and other nodes have no target.
 
 use quell_vfs::Context;
 use quell_vfs::errno::EINVAL;

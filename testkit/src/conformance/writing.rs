@@ -1,6 +1,6 @@
 //! The conformance suite for writable file systems of the contract, one promise per file. An
-//! implementation provides a function that creates an empty one, and states what it does not
-//! support. The suite panics if a result is wrong, after printing the name of the promise.
+//! implementation provides a function that creates an empty file system, and states the features
+//! that it supports. The suite panics if a result is wrong, after printing the name of the promise.
 
 mod append;
 mod attributes;
@@ -68,7 +68,8 @@ pub fn run(implementation: &WritableImplementation<'_>) {
     }
 }
 
-/// Checks the promise of this name. Panics if there is none, or if it is not kept.
+/// Checks the promise of this name. Panics if no promise has this name, or if the promise is not
+/// kept.
 pub fn check(promise: &str, implementation: &WritableImplementation<'_>) {
     println!("{}: {promise}", implementation.name);
     let found = PROMISES.iter().find(|(name, _)| *name == promise);

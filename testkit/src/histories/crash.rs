@@ -4,10 +4,10 @@
 //! After a power failure the following must be present: a file of which any handle was synced,
 //! under its name; the writes of a handle before its last sync; sizes set before the last sync of
 //! any handle. After a kill: the same for publishing instead of syncing; sizes and names are
-//! durable immediately. Everything else may be present in any part: a byte is one of those written
-//! at its offset since the last one that must be present, or zero where the file was shorter.
-//! Histories do not rename or remove files, because each implementation defines the result of that
-//! itself.
+//! durable immediately. Everything else may be present in any part: a byte is one of the bytes
+//! written at its offset since the last write that must be present, or zero where the file was
+//! shorter. Histories do not rename or remove files, because each implementation defines the result
+//! of that itself.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -34,8 +34,8 @@ pub struct CrashImplementation<'a> {
     pub name: &'a str,
     /// The number of stores it uses.
     pub stores: usize,
-    /// Mounts the stores in any state that an earlier mount left. The number is that of the node's
-    /// restarts.
+    /// Mounts the stores in any state that an earlier mount left. The number is the number of
+    /// restarts of the node.
     pub make: &'a MountStores<'a>,
     /// The owner of new files.
     pub uid: u32,
@@ -127,7 +127,7 @@ struct Performed {
     effect: Effect,
     /// The open file of a write; `None` for changes of the size.
     handle: Option<usize>,
-    /// The operation succeeded, and no later close reported that it was lost.
+    /// Whether the operation succeeded, and no later close has reported that it was lost.
     acknowledged: bool,
     published: bool,
     synced: bool,
@@ -136,11 +136,11 @@ struct Performed {
 /// The writes that must be present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Guarantee {
-    /// Those visible on the mount that made them.
+    /// The writes that are visible on the mount that made them.
     Acknowledged,
-    /// Those that survive a kill.
+    /// The writes that survive a kill.
     Published,
-    /// Those that survive a power failure.
+    /// The writes that survive a power failure.
     Synced,
 }
 

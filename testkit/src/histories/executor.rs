@@ -21,9 +21,9 @@ const WINDOW_BYTES: usize = 256 << 10;
 struct Slot {
     node: NodeId,
     file: Box<dyn WritableFile>,
-    /// The node's reference has not been returned yet.
+    /// Whether the node's reference has not been returned yet.
     held: bool,
-    /// The file was left open in an earlier turn.
+    /// Whether the file was left open in an earlier turn.
     idle: bool,
 }
 

@@ -68,7 +68,8 @@ impl Names {
         true
     }
 
-    /// Returns the errors that an operation may have. It succeeds if and only if there are none.
+    /// Returns the errors that an operation may have. It succeeds if and only if there are no
+    /// errors.
     fn errors(&self, operation: &NameOperation) -> Vec<ErrorKind> {
         use ErrorKind::{Exists, InvalidInput, IsADirectory, NotADirectory, NotEmpty, NotFound};
         let entry = |name: &Name| self.entries.get(name).copied();
@@ -140,7 +141,8 @@ impl Names {
         }
     }
 
-    /// Returns whether the node of a name can have this identifier. An unknown one is set.
+    /// Returns whether the node of a name can have this identifier. If the identifier of the node
+    /// was unknown, it is set.
     fn finds(&mut self, name: &Name, id: u64) -> bool {
         let is_elsewhere = self.entries.values().any(|node| node.id == id) || self.removed.contains(&id);
         match self.entries.get_mut(name) {

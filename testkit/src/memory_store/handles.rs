@@ -44,7 +44,7 @@ impl Drop for Handle {
 #[derive(Debug)]
 pub(super) struct StoreDir {
     handle: Handle,
-    /// False if opened with `enter`.
+    /// Whether the directory can be listed: false if it was opened with `enter`.
     can_list: bool,
 }
 
@@ -61,6 +61,13 @@ impl StoreDir {
             return Err(Error::new(ErrorKind::NotADirectory, "open", name));
         }
         Ok(StoreDir { handle: Handle::open(&self.handle.shared, &mut state, number), can_list })
+    }
+
+    /// Returns the number of a directory, which must be in the same store.
+    fn of_this_store(&self, dir: &dyn WritableDir, verb: &'static str, name: &[u8]) -> Result<Number> {
+        let dir = dir.as_any().downcast_ref::<StoreDir>();
+        let dir = dir.filter(|dir| dir.handle.shared.is_same(&self.handle.shared));
+        dir.map(|dir| dir.handle.number).ok_or_else(|| Error::new(ErrorKind::InvalidInput, verb, name))
     }
 
     fn file(&self, verb: &'static str, name: &[u8], writable: bool) -> Result<StoreFile> {
@@ -170,17 +177,14 @@ impl WritableDir for StoreDir {
     }
 
     fn rename(&self, from: &[u8], to_dir: &dyn WritableDir, to: &[u8], how: Rename) -> Result<()> {
-        let to_dir = to_dir.as_any().downcast_ref::<StoreDir>();
-        let to_dir = to_dir.filter(|dir| dir.handle.shared.is_same(&self.handle.shared));
-        let Some(to_dir) = to_dir else {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "rename into a directory of another store",
-                from,
-            ));
-        };
+        let to_dir = self.of_this_store(to_dir, "rename into a directory of another store", from)?;
         let mut state = self.handle.begin("rename", from, true)?;
-        state.rename((self.handle.number, from), (to_dir.handle.number, to), how)
+        state.rename((self.handle.number, from), (to_dir, to), how)
+    }
+
+    fn link(&self, from: &[u8], to_dir: &dyn WritableDir, to: &[u8]) -> Result<()> {
+        let to_dir = self.of_this_store(to_dir, "link into a directory of another store", from)?;
+        self.handle.begin("link", from, true)?.link((self.handle.number, from), (to_dir, to))
     }
 
     fn change(&self, name: &[u8], change: &Change) -> Result<()> {
@@ -215,7 +219,7 @@ struct StoreFile {
     /// The number of writeback failures that this descriptor has reported, or that it does not have
     /// to report.
     reported: AtomicU64,
-    /// The owner of this open file's locks, which is not that of another open file.
+    /// The owner of this open file's locks, which no other open file has.
     lock_owner: LockOwner,
     is_writable: bool,
 }
@@ -242,7 +246,7 @@ impl Drop for StoreFile {
     }
 }
 
-/// Returns the scope for a range. The table has the largest offset as the whole file.
+/// Returns the scope for a range. The range of the largest offset alone stands for the whole file.
 fn scope(first: u64, last: u64) -> LockScope {
     match (first, last) {
         (OFFSET_MAX, _) => LockScope::WholeFile,

@@ -39,9 +39,11 @@ pub(super) struct Inode {
     pub(super) synced_attributes: Attributes,
     pub(super) changed: Time,
     pub(super) content: Content,
-    /// Its directory and name, or the last ones it had.
+    /// The directory and the name of the inode, or the last ones that it had.
     pub(super) parent_and_name: (Number, Vec<u8>),
     pub(super) named: bool,
+    /// Whether the inode has had several names at some time.
+    pub(super) was_linked: bool,
     pub(super) handles: u64,
     /// The number of failed writebacks of its data, and whether a descriptor has reported the last
     /// one.

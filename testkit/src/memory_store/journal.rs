@@ -23,7 +23,7 @@ pub(super) struct NameChange {
     pub(super) slots: Vec<Slot>,
     /// A removed directory, which had lost its names before.
     pub(super) emptied: Option<Number>,
-    /// If this change has happened, all earlier ones have too.
+    /// Whether all earlier changes have happened if this change has happened.
     pub(super) after_all: bool,
 }
 

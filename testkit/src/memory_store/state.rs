@@ -23,7 +23,8 @@ const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 /// The rules for [`MemoryStore::crash`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CrashRules {
-    /// The `sync` of a file also makes the name durable with which it was created or renamed.
+    /// Whether the `sync` of a file also makes the name durable with which it was created or
+    /// renamed.
     pub file_sync_keeps_name: bool,
 }
 
@@ -101,6 +102,7 @@ pub(super) struct State {
     pub(super) locks: HashMap<Number, LockTable>,
     pub(super) lock_owners: u64,
     pub(super) locks_are_reliable: bool,
+    pub(super) has_rename_flags: bool,
 }
 
 impl State {
@@ -124,6 +126,7 @@ impl State {
             locks: HashMap::new(),
             lock_owners: 0,
             locks_are_reliable: true,
+            has_rename_flags: true,
         };
         state.add(Content::Dir(BTreeMap::new()), 0o755, (ROOT, Vec::new()));
         state
@@ -154,6 +157,7 @@ impl State {
             locks: HashMap::new(),
             lock_owners: 0,
             locks_are_reliable: self.locks_are_reliable,
+            has_rename_flags: self.has_rename_flags,
         };
         state.sweep();
         state.count_used();
@@ -258,6 +262,7 @@ impl State {
             content,
             parent_and_name,
             named: true,
+            was_linked: false,
             handles: 0,
             writeback_errors: 0,
             is_reported: false,
@@ -289,7 +294,7 @@ impl State {
         let inode = self.inode(number);
         let (size_bytes, allocated, nlink) = match &inode.content {
             Content::File { bytes, .. } => {
-                (bytes.size_bytes(), bytes.allocated_bytes(), u32::from(inode.named))
+                (bytes.size_bytes(), bytes.allocated_bytes(), self.count_names(number))
             }
             Content::Symlink(target) => (target.len() as u64, 0, u32::from(inode.named)),
             Content::Dir(names) => {
@@ -314,6 +319,46 @@ impl State {
     }
 
     // Names.
+
+    /// Returns the number of names of a file.
+    fn count_names(&self, number: Number) -> u32 {
+        let inode = self.inode(number);
+        if !inode.was_linked {
+            return u32::from(inode.named);
+        }
+        let named = self.inodes.values().filter(|inode| inode.named);
+        let count = |inode: &Inode| match &inode.content {
+            Content::Dir(names) => names.values().filter(|named| **named == number).count() as u32,
+            _ => 0,
+        };
+        named.map(count).sum()
+    }
+
+    /// Gives a file another name.
+    pub(super) fn link(
+        &mut self,
+        (from_dir, from): (Number, &[u8]),
+        (to_dir, to): (Number, &[u8]),
+    ) -> Result<()> {
+        quell_vfs::check_name(to)?;
+        let number = self.child(from_dir, from, "link")?;
+        let refused = |kind, name: &[u8]| Err(Error::new(kind, "link", name));
+        if self.has_rename_flags || self.inode(number).kind() == Kind::Dir {
+            return refused(ErrorKind::Unsupported, from);
+        }
+        if !self.inode(to_dir).named {
+            return refused(ErrorKind::NotFound, to);
+        }
+        if self.names(to_dir).contains_key(to) {
+            return refused(ErrorKind::Exists, to);
+        }
+        self.inode_mut(number).was_linked = true;
+        self.put(to_dir, to, Some(number));
+        self.touch_dir(to_dir);
+        let slot = Slot { dir: to_dir, name: to.to_vec(), before: None, after: Some(number) };
+        self.record(NameChange { slots: vec![slot], ..NameChange::default() });
+        Ok(())
+    }
 
     /// Sets or removes an entry, without checks and without recording a change.
     pub(super) fn put(&mut self, dir: Number, name: &[u8], number: Option<Number>) {
@@ -372,8 +417,9 @@ impl State {
     /// Marks an inode as removed.
     fn unnamed(&mut self, number: Number) {
         let now = self.stamp();
+        let is_named = self.inode(number).was_linked && self.count_names(number) > 0;
         let inode = self.inode_mut(number);
-        (inode.named, inode.changed) = (false, now);
+        (inode.named, inode.changed) = (is_named, now);
         self.maybe_unused(number);
     }
 
@@ -439,6 +485,9 @@ impl State {
         let refused = |kind, name: &[u8]| Err(Error::new(kind, "rename", name));
         let number = self.child(from_dir, from, "rename")?;
         quell_vfs::check_name(to)?;
+        if how != Rename::Replace && !self.has_rename_flags {
+            return refused(ErrorKind::Unsupported, from);
+        }
         if !self.inode(to_dir).named {
             return refused(ErrorKind::NotFound, to);
         }

@@ -138,6 +138,12 @@ impl MemoryStore {
         self.lock().locks_are_reliable = are_reliable;
     }
 
+    /// Sets whether `Rename::Keep` and `Rename::Exchange` work, as they do by default. Otherwise
+    /// they return `Unsupported`, as on MooseFS, and files can have several names.
+    pub fn set_rename_flags(&self, are_supported: bool) {
+        self.lock().has_rename_flags = are_supported;
+    }
+
     /// Returns the number of operations performed on the store.
     pub fn operations(&self) -> u64 {
         self.lock().operations

@@ -10,7 +10,7 @@ const UNSYNCED_BYTES_MAX: usize = 64 << 20;
 #[derive(Debug, Clone)]
 pub(super) struct Unsynced {
     pub(super) what: ByteChange,
-    /// A sync that was to write it has failed.
+    /// Whether a sync that was to write this change has failed.
     pub(super) doubtful: bool,
 }
 
@@ -106,7 +106,7 @@ impl Unsynced {
 pub(super) enum Survivors {
     Nothing,
     All,
-    /// On average, this many of four.
+    /// On average, this number of every four changes.
     Some(usize),
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// A reason for which a transaction must be after another one. The names are those of Adya.
+/// A reason for which a transaction must be after another one. The names are Adya's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dependency {
     /// Both have written, and the second one has the later version (ww).
@@ -40,15 +40,14 @@ fn bits(kinds: &[Dependency]) -> u8 {
 
 /// The dependencies of the transactions of a history.
 pub(super) struct Graph {
-    /// For each transaction, those that must be after it, with the bits of the reasons.
+    /// For each transaction, the transactions that must be after it, with the bits of the reasons.
     edges: Vec<BTreeMap<usize, u8>>,
     /// The number of the node that has written the first versions.
     initial: usize,
 }
 
 impl Graph {
-    /// Returns the graph of a number of transactions, with one more node: that of the initial
-    /// state.
+    /// Returns the graph of a number of transactions, with one more node, for the initial state.
     pub(super) fn new(transactions: usize) -> Graph {
         Graph { edges: vec![BTreeMap::new(); transactions + 1], initial: transactions }
     }
@@ -65,7 +64,7 @@ impl Graph {
     }
 
     /// Returns the name of the anomaly and a description of a cycle, if there is one. Of several
-    /// anomalies, the name is that of the one which the weakest isolation level excludes.
+    /// anomalies, returns the one that the weakest isolation level excludes.
     pub(super) fn anomaly(&self) -> Option<String> {
         let all = bits(&Dependency::ALL);
         let any = self.cycle(all)?;

@@ -39,9 +39,9 @@ pub struct HistoryTransaction {
     pub operations: Vec<HistoryOperation>,
 }
 
-/// Returns the order in real time of some transactions, as pairs of positions in `indices`: of the
-/// transactions that ended before another one began, those that did not end before the beginning of
-/// one of them. The others precede through these.
+/// Returns the order in real time of some transactions, as pairs of positions in `indices`. A
+/// transaction that ended before another one began is paired with it, unless a third transaction
+/// lies between them in time: their order then follows from the other pairs.
 pub(super) fn precedences(history: &[HistoryTransaction], indices: &[usize]) -> Vec<(usize, usize)> {
     let mut pairs = Vec::new();
     let of = |position: &usize| &history[indices[*position]];

@@ -9,8 +9,8 @@ use super::history::{HistoryOperation, HistoryTransaction, Outcome, precedences}
 /// The writes and reads of the registers of a history.
 pub(super) struct Registers<'a> {
     history: &'a [HistoryTransaction],
-    /// The transaction that wrote each number, the register, and whether it is its last write
-    /// there.
+    /// The transaction that wrote each number, the register, and whether this is the last write of
+    /// the transaction to the register.
     writers: HashMap<u64, (usize, u64, bool)>,
 }
 
@@ -20,7 +20,7 @@ struct Seen {
     transaction: usize,
     /// The number before the first write of the transaction, if it has read it.
     read: Option<Option<u64>>,
-    /// Its last write.
+    /// The last write of the transaction.
     written: Option<u64>,
 }
 
@@ -80,7 +80,8 @@ impl<'a> Registers<'a> {
                     let new = Seen { transaction: index, read: None, written: None };
                     found.entry(*register).or_insert(new).written = Some(*value);
                 }
-                // What an unknown transaction has read is not compared: it may have had no effect.
+                // The reads of a transaction with an unknown result are not compared: it may have
+                // had no effect.
                 HistoryOperation::ReadRegister(register, value)
                     if transaction.outcome == Outcome::Committed =>
                 {

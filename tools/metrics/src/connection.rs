@@ -11,7 +11,7 @@ use rustix::net::{SendFlags, Shutdown};
 pub const METRICS_PATH: &str = "/metrics";
 
 /// The largest time from the acceptance of a connection to the end of its request, and again from
-/// the begin of the response to the end of the connection.
+/// the beginning of the response to the end of the connection.
 const TIME_MAX: Duration = Duration::from_secs(5);
 /// The largest request, in bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 10;

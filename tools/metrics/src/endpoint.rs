@@ -19,7 +19,8 @@ use crate::connection::Connection;
 
 /// The largest number of connections at a time. Others wait in the queue of the kernel.
 const CONNECTIONS_MAX: usize = 16;
-/// How often the endpoint checks whether it is to end, and whether a connection has ended.
+/// The interval at which the endpoint checks whether it is to end, and whether a connection has
+/// ended.
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// A listening endpoint.
@@ -72,7 +73,7 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// Those of the listening socket and of the removal of the Unix socket.
+    /// The errors of the listening socket and of the removal of the Unix socket.
     pub fn serve(self, is_stopped: &dyn Fn() -> bool, text: &(dyn Fn() -> String + Sync)) -> io::Result<()> {
         let connections = AtomicUsize::new(0);
         let served = std::thread::scope(|scope| {

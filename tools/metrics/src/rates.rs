@@ -26,7 +26,7 @@ pub struct Rates {
 
 impl Rates {
     /// Returns the rates between two states of the counters, with the time between them. If the
-    /// member was started again in between, the rates are those since its start.
+    /// member was started again in between, returns the rates since its start.
     pub fn between(earlier: &MemberCounters, later: &MemberCounters, elapsed: Duration) -> Rates {
         if later.uptime_ms < earlier.uptime_ms {
             let uptime = Duration::from_millis(later.uptime_ms);

@@ -14,9 +14,9 @@ pub struct PoolSample {
 /// The counters of a member.
 #[derive(Debug, Clone)]
 pub struct MemberSample {
-    /// Its number.
+    /// The number of the member.
     pub member: u16,
-    /// The name of its node.
+    /// The name of the member's node.
     pub machine: String,
     /// The counters; `None` if the member has not answered.
     pub counters: Option<MemberCounters>,

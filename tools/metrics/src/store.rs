@@ -15,7 +15,7 @@ use crate::rates::rate;
 pub struct StoreRates {
     /// The requests by kind, in the order of `RequestKind::ALL`.
     pub requests: [f64; REQUEST_KINDS],
-    /// Those that have failed or were refused, by kind.
+    /// The requests that have failed or were refused, by kind.
     pub failed: [f64; REQUEST_KINDS],
     /// The commits that were refused because of a conflict.
     pub conflicts: f64,
@@ -39,7 +39,7 @@ pub struct StoreRates {
 
 impl StoreRates {
     /// Returns the rates between two states of the counters, with the time between them. If the
-    /// server was started again in between, the rates are those since its start.
+    /// server was started again in between, returns the rates since its start.
     pub fn between(earlier: &StoreCounters, later: &StoreCounters, elapsed: Duration) -> StoreRates {
         if later.uptime_ms < earlier.uptime_ms {
             let uptime = Duration::from_millis(later.uptime_ms);

@@ -1,5 +1,5 @@
-//! The limits of a probe and how they are divided among its parts. The operations for removing a
-//! name are reserved when the name is created. Calculations only.
+//! The limits of a probe and their division among its parts. The operations for removing a name are
+//! reserved when the name is created. Calculations only.
 
 use std::time::Duration;
 

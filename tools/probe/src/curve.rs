@@ -56,7 +56,7 @@ pub enum Next {
     Done(End),
 }
 
-/// Why the rise ended.
+/// The reason for which the rise ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// More threads gave no higher rate.

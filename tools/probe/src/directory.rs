@@ -338,7 +338,7 @@ pub fn first_live(leftovers: &[Leftover]) -> Option<&Leftover> {
 pub struct Cleaned {
     /// The names of the directories that were removed.
     pub removed: Vec<String>,
-    /// The directories that remain, and why.
+    /// The directories that remain, and the reason for each.
     pub kept: Vec<(String, String)>,
 }
 

@@ -1,5 +1,5 @@
-//! The kinds of requests, the operations they count as, their order in the mix, and where they seem
-//! to have been answered.
+//! The kinds of requests, the operations that they count as, their order in the mix, and the part
+//! of the system that seems to have answered them.
 
 use std::time::Duration;
 
@@ -56,14 +56,14 @@ pub fn round(answered: impl Fn(OperationKind) -> bool) -> Vec<OperationKind> {
     std::iter::once(OperationKind::List).chain(pairs).filter(|kind| answered(*kind)).collect()
 }
 
-/// Where requests seem to have been answered.
+/// The part of the system that seems to have answered requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnsweredBy {
-    /// On the file server.
+    /// The file server.
     Server,
-    /// In this node's caches, so this is not a rate of the file system.
+    /// The caches of this node, so this is not a rate of the file system.
     Cache,
-    /// On this node, because the file system is local.
+    /// This node, because the file system is local.
     Local,
 }
 
@@ -77,8 +77,8 @@ impl AnsweredBy {
         }
     }
 
-    /// Decides from the median latency of a kind and that of a stat answered from the kernel's
-    /// cache.
+    /// Decides from the median latency of a kind, and from the latency of a stat that the kernel
+    /// answers from its cache.
     pub fn judge(median: Duration, cached_stat: Duration, local: bool) -> AnsweredBy {
         // A client process that answers from its memory needs two context switches, which take
         // about as long as ten cached stats; the fastest networks and servers need more than 20 us.

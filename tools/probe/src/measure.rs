@@ -64,7 +64,7 @@ pub struct KindRate {
     pub p50: Duration,
     /// The 99th percentile of the latencies.
     pub p99: Duration,
-    /// Where the requests seem to have been answered.
+    /// The part of the system that seems to have answered the requests.
     pub answered_by: AnsweredBy,
 }
 
@@ -84,7 +84,7 @@ pub struct ProbeResult {
     pub kinds: Vec<KindRate>,
     /// The results of the mix, by number of threads.
     pub steps: Vec<Step>,
-    /// Why the measurement ended.
+    /// The reason for which the measurement ended.
     pub end: End,
     /// All operations, from the first check to the last removal.
     pub operations: u64,

@@ -12,7 +12,7 @@ use crate::progress::ProbeProgress;
 
 /// A call that takes longer shows that the file system is overloaded already.
 pub const SLOW: Duration = Duration::from_secs(1);
-/// How long to wait for calls in flight at the end.
+/// The time limit for calls in flight at the end.
 const HANG_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval between checks of the threads.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);

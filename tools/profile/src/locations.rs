@@ -1,6 +1,6 @@
-//! The location of a path: working directory, temporary, shared or local. It is that of the longest
-//! matching directory among those that the caller names, the working directory, the temporary
-//! directories, and the mount points.
+//! The location of a path: working directory, temporary, shared or local. A path has the location
+//! of the longest matching directory among the directories that the caller names, the working
+//! directory, the temporary directories, and the mount points.
 
 use crate::paths::{PathId, Paths};
 

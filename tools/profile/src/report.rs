@@ -34,10 +34,10 @@ pub struct Report {
     pub utc_offset_s: i32,
     /// Duration from the first call to the end of the last process, divided by `tracing.slow_down`.
     /// The same applies to all times and rates below, so they are estimates unless the slow-down
-    /// was measured. Without `tracing` they are those of the trace, and include the time that its
-    /// tracer added.
+    /// was measured. Without `tracing` they are the times and rates of the trace, and include the
+    /// time that its tracer added.
     pub duration_s: f64,
-    /// How the trace was created; absent if existing traces were read.
+    /// The tracing of the program; absent if existing traces were read.
     pub tracing: Option<Tracing>,
     /// All calls.
     pub totals: Totals,
@@ -69,7 +69,7 @@ pub struct Report {
     pub small_files: Vec<SmallFiles>,
     /// Directories that an index would cover, with the operations that it would absorb.
     pub trees: Vec<Tree>,
-    /// Directories that look like a tree, and why they are not proposed.
+    /// Directories that look like a tree, and the reasons for which they are not proposed.
     pub not_proposed: Vec<NotProposed>,
     /// The operations that would reach shared file systems in each scenario.
     pub remaining: Scenarios<Remaining>,
@@ -135,7 +135,7 @@ pub struct Scenarios<T> {
     pub boot: T,
 }
 
-/// How a program was traced, and the cost.
+/// The tracer of a program, and its cost.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tracing {
     /// The tracer and its version.
@@ -146,13 +146,13 @@ pub struct Tracing {
     pub direct_s: f64,
     /// `traced_s / direct_s`; 1 if it is unknown.
     pub slow_down: f64,
-    /// How `direct_s` was determined.
+    /// The method by which `direct_s` was determined.
     pub how: SlowDown,
     /// The program's exit code; absent if a signal ended it.
     pub exit_code: Option<i32>,
 }
 
-/// How the duration without tracing was determined.
+/// The method by which the duration without tracing was determined.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SlowDown {
@@ -162,8 +162,8 @@ pub enum SlowDown {
     /// do not overlap.
     #[default]
     Estimated,
-    /// Tracing takes most of the time, so that the rest cannot be estimated. All times are those
-    /// with the tracer.
+    /// Tracing takes most of the time, so that the rest cannot be estimated. All times include the
+    /// time of the tracer.
     Unknown,
 }
 
@@ -378,7 +378,7 @@ pub struct Rate {
 /// The calls in one directory.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Directory {
-    /// Its path.
+    /// The path of the directory.
     pub path: String,
     /// `cwd`, `tmp`, `shared` or `local`.
     pub location: String,
@@ -399,7 +399,7 @@ pub struct Directory {
 /// A directory with the operations for everything below it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathNode {
-    /// Its path.
+    /// The path of the directory.
     pub path: String,
     /// The number of `PathNode`s that contain this one.
     pub depth: u64,
@@ -412,7 +412,7 @@ pub struct PathNode {
 /// The operations of one process over time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProcessLane {
-    /// Its id in the trace.
+    /// The id of the process in the trace.
     pub pid: u64,
     /// The last program that it executed.
     pub program: String,
@@ -431,7 +431,7 @@ pub struct ProcessLane {
 /// The calls of one program.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Program {
-    /// Its path.
+    /// The path of the program.
     pub path: String,
     /// Number of processes that ran it.
     pub processes: u64,
@@ -453,8 +453,8 @@ pub struct Search {
     /// The variable (or the alternatives) that lists the directories: `PATH`,
     /// `LD_LIBRARY_PATH or RPATH`, ...
     pub variable: String,
-    /// How the variable was determined: `environment` (it lists these directories) or `names` (by
-    /// the kind of names).
+    /// The source of the variable: `environment` (it lists these directories) or `names` (the kind
+    /// of names suggests it).
     pub how: String,
     /// Number of lookups that found no file.
     pub missing: u64,
@@ -469,7 +469,7 @@ pub struct Search {
 /// One directory of a search.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SearchDirectory {
-    /// Its path.
+    /// The path of the directory.
     pub path: String,
     /// Number of lookups that found no file.
     pub missing: u64,
@@ -480,7 +480,7 @@ pub struct SearchDirectory {
 /// A file that one process read several times.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reread {
-    /// Its path.
+    /// The path of the file.
     pub path: String,
     /// `cwd`, `tmp`, `shared` or `local`.
     pub location: String,
@@ -490,16 +490,16 @@ pub struct Reread {
     pub processes: u64,
     /// Bytes that all processes read.
     pub bytes_read: u64,
-    /// How many times one process read the same bytes, at most: the bytes that it read, divided by
-    /// the part of the file that is read in one pass. Several processes that read a file once each
-    /// are not a reread, because the page cache of a node serves them.
+    /// The largest number of times that one process read the same bytes: the bytes that it read,
+    /// divided by the part of the file that is read in one pass. Several processes that read a file
+    /// once each are not a reread, because the page cache of a node serves them.
     pub times: f64,
 }
 
 /// A file that several processes wrote.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SharedWrite {
-    /// Its path.
+    /// The path of the file.
     pub path: String,
     /// `cwd`, `tmp`, `shared` or `local`.
     pub location: String,
@@ -519,7 +519,7 @@ pub struct SharedWrite {
 /// A directory in which many small files were created.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SmallFiles {
-    /// Its path.
+    /// The path of the directory.
     pub directory: String,
     /// `cwd`, `tmp`, `shared` or `local`.
     pub location: String,
@@ -532,7 +532,7 @@ pub struct SmallFiles {
 /// A directory that an index would cover.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tree {
-    /// Its path.
+    /// The path of the tree.
     pub path: String,
     /// Type of its file system; empty if it is unknown.
     pub file_system: String,
@@ -559,7 +559,7 @@ pub struct Tree {
 /// A directory that looks like a tree and is not proposed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct NotProposed {
-    /// Its path.
+    /// The path of the directory.
     pub path: String,
     /// Metadata calls below it.
     pub metadata: u64,

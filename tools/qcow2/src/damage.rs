@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why an image cannot be read.
+/// The reason for which an image cannot be read.
 #[derive(Debug)]
 pub enum Qcow2Error {
     /// The bytes are not valid.

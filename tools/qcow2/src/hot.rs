@@ -38,7 +38,7 @@ impl std::fmt::Debug for Layer<'_> {
     }
 }
 
-/// Where the content of a recorded block of the disk is stored.
+/// The location of the content of a recorded block of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockSource {
     /// A block of a layer's file.

@@ -51,8 +51,8 @@ pub fn write(
     let contents = blocks.iter().filter(|block| block.content.is_some()).count() as u64;
     let l1_clusters = (l1_entries * 8).div_ceil(CLUSTER_BYTES);
     let others = 1 + l1_clusters + tables.len() as u64 + contents;
-    // The reference counts include those of the clusters with the counts, and of the table that
-    // refers to them.
+    // The reference counts include the clusters that contain the counts, and the clusters of the
+    // table that refers to them.
     let (mut count_clusters, mut count_tables) = (1, 1);
     loop {
         let clusters = (others + count_clusters + count_tables).div_ceil(COUNTS);

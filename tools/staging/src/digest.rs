@@ -1,6 +1,6 @@
-//! BLAKE3 checksums of files that are read in ranges, in any order. The checksum of a file is that
-//! of its whole content, as `b3sum` computes it: BLAKE3 is a tree, and an aligned range whose
-//! length is a power of two is a subtree of it.
+//! BLAKE3 checksums of files that are read in ranges, in any order. The checksum of a file covers
+//! its whole content, as `b3sum` computes it: BLAKE3 is a tree, and an aligned range whose length
+//! is a power of two is a subtree of it.
 
 use blake3::Hasher;
 use blake3::hazmat::{ChainingValue, HasherExt, Mode};

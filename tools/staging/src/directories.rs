@@ -27,7 +27,7 @@ pub struct Directory {
     pub target: Arc<dyn WritableDir>,
     /// Whether the copy has created the directory, which then has no other entries.
     pub is_new: bool,
-    /// The attributes of the source; `None` if the directory gets none.
+    /// The attributes of the source; `None` if they are not copied to this directory.
     found: Option<Stat>,
     /// The number of entries that are not processed yet, plus 1 while entries are added.
     unfinished: AtomicUsize,
@@ -106,7 +106,7 @@ impl Directory {
     /// directory, and calls `end` of its parent.
     pub fn end(self: &Arc<Directory>, context: &Context<'_>) {
         let mut at = self;
-        // The counter's memory order makes the changes of all entries precede those of the
+        // The counter's memory order makes the changes of all entries precede the change of the
         // attributes.
         while at.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
             if !context.progress.is_stopped()
@@ -125,7 +125,7 @@ impl Directory {
         let Some(found) = &self.found else { return Ok(()) };
         let mut change = attributes_of(found, context.options.owners);
         if context.options.part.is_some() {
-            // Other processes may still create entries in it.
+            // Other processes may still create entries in this directory.
             change.permissions = change.permissions.map(|permissions| permissions | OWNER);
         }
         if context.options.keeps_xattrs {

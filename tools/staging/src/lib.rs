@@ -1,6 +1,7 @@
 //! Copies trees into pools and out of them. A file gets its name at the destination only after its
-//! content was read back and its BLAKE3 checksum was compared with that of the data read from the
-//! source. docs/guides/pool-staging.md describes the copies and the treatment of existing files.
+//! content was read back and its BLAKE3 checksum was compared with the checksum of the data read
+//! from the source. docs/guides/pool-staging.md describes the copies and the treatment of existing
+//! files.
 //!
 //! Both sides are directories of `quell-posix`; [`TreeDir`] makes one of a file system of the
 //! contract. The crate opens no path, prints nothing, and keeps no list of the files of a tree: a

@@ -74,13 +74,13 @@ pub struct Options {
 /// A regular file that is complete at the destination.
 #[derive(Debug, Clone, Copy)]
 pub struct CopiedFile<'a> {
-    /// Its path relative to the destination directory.
+    /// The path of the file relative to the destination directory.
     pub path: &'a [u8],
-    /// Its size.
+    /// The size of the file.
     pub size_bytes: u64,
-    /// Its modification time.
+    /// The modification time of the file.
     pub modified: Time,
-    /// The BLAKE3 checksum of its content. `None` for a file that existed and was not read.
+    /// The BLAKE3 checksum of the content. `None` for a file that existed and was not read.
     pub blake3: Option<[u8; 32]>,
 }
 

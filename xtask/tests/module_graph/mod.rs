@@ -60,7 +60,7 @@ pub struct Graph {
 /// Modules of which each reaches all others.
 pub struct Component {
     pub modules: Vec<ModulePath>,
-    /// A shortest cycle among them; the first module is repeated at the end.
+    /// A shortest cycle among the modules; the first module is repeated at the end.
     pub cycle: Vec<ModulePath>,
 }
 
@@ -249,7 +249,7 @@ impl Modules<'_> {
                 Some(Target::Module(module)) => at = module,
                 Some(item) => return Some(item),
                 None if is_local => return None,
-                // The name may be that of a library that the module re-exports.
+                // The name may be the name of a library that the module re-exports.
                 None => return Some(Target::Item(at)),
             }
             (rest, is_local) = (others, false);

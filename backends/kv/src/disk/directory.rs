@@ -23,15 +23,15 @@ const MAGIC: &[u8] = b"QUELLKV1\n";
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
-    /// Whether `format` was there.
+    /// Whether the file `format` existed when the directory was locked.
     is_complete: bool,
     /// The lock ends when this file is closed.
     _lock: File,
 }
 
 impl Directory {
-    /// Creates the directory if it does not exist, locks it, and removes what an interrupted
-    /// creation left.
+    /// Creates the directory if it does not exist, locks it, and removes the files that an
+    /// interrupted creation has left.
     pub(super) fn lock(path: &Path) -> Result<Directory> {
         let failed = |cause| error(cause, path);
         match DirBuilder::new().mode(0o700).create(path) {

@@ -9,7 +9,7 @@ pub(super) fn kind_of(cause: &fjall::Error) -> ErrorKind {
         fjall::Error::Locked => ErrorKind::Busy,
         // An earlier write failed, and its error was reported then.
         fjall::Error::Poisoned => ErrorKind::Os(errno::EIO),
-        // Checksums, headers, versions and tags.
+        // Wrong checksums, headers, versions and tags.
         _ => ErrorKind::Damaged,
     }
 }
@@ -17,7 +17,7 @@ pub(super) fn kind_of(cause: &fjall::Error) -> ErrorKind {
 fn of_io(cause: &std::io::Error) -> ErrorKind {
     match (cause.raw_os_error(), cause.kind()) {
         (Some(number), _) => ErrorKind::from_errno(number),
-        // The engine and the standard library make these errors of the content of files.
+        // The engine and the standard library report invalid content of files with these errors.
         (None, std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::InvalidData) => ErrorKind::Damaged,
         (None, _) => ErrorKind::Os(errno::EIO),
     }

@@ -59,7 +59,7 @@ impl Recent {
         Ok(value)
     }
 
-    /// Removes the entries that a commit changes, before it begins: it can fail.
+    /// Removes the entries that a commit changes, before the commit begins: the commit can fail.
     pub(super) fn begin(&self, operations: &[Operation]) {
         let mut state = self.state();
         state.version += 1;

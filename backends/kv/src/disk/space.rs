@@ -67,7 +67,8 @@ impl Space {
         Ok(())
     }
 
-    /// Returns whether the last examination counts; notes the time of a new one otherwise.
+    /// Returns whether the last examination is recent enough. If it is not, records the time of a
+    /// new one.
     fn is_recent(&self) -> bool {
         if self.ballast.is_none() {
             return true;
@@ -99,8 +100,8 @@ pub(super) struct Ballast {
 }
 
 impl Ballast {
-    /// Opens the file, or creates it. A new one occupies nothing until a commit has found enough
-    /// space.
+    /// Opens the file, or creates it. A new file occupies no space until a commit has found enough
+    /// free space.
     pub(super) fn open(path: &Path, bytes: u64) -> std::io::Result<Ballast> {
         let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
         let is_loaded = file.metadata()?.blocks() * 512 >= bytes;
@@ -119,7 +120,8 @@ impl Ballast {
             let flags = rustix::fs::FallocateFlags::empty();
             *is_loaded = rustix::fs::fallocate(&self.file, flags, 0, self.bytes).is_ok();
             if !*is_loaded {
-                // A part of the space may have been occupied. If this fails, it stays occupied.
+                // A part of the space may have been occupied. If it cannot be released, it stays
+                // occupied.
                 let _ = self.file.set_len(0);
             }
         }

@@ -13,7 +13,8 @@ use crate::{entries, get, open};
 const DIRECTORY: &str = "QUELL_KV_TEST_DIRECTORY";
 const ROUNDS: u64 = 8;
 
-/// Returns the batch with a number: it counts in one entry, adds one, and removes an older one.
+/// Returns the batch with a number. It stores the number as the count, adds one entry, and removes
+/// an older one.
 fn numbered(number: u64) -> Batch {
     let mut batch = Batch::new();
     batch.put(b"count", &number.to_be_bytes());

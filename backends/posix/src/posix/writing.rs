@@ -1,5 +1,5 @@
-//! The operations that change a directory's content. A name must be one component: any other is
-//! refused before the system call, because a wrong name does more harm in writes than in reads.
+//! The operations that change a directory's content. A name must be one component: any other name
+//! is refused before the system call, because a wrong name does more harm in writes than in reads.
 
 use std::any::Any;
 use std::ffi::OsStr;
@@ -18,6 +18,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::{PIECES_MAX, PosixDir, PosixFile, failed, moved};
+use crate::dir::NOT_AN_OWNER;
 use crate::span::{entry_span, file_span, operation_span};
 use crate::{Acting, OpenFile, WritableDir, WritableFile, assume};
 
@@ -79,7 +80,7 @@ impl FileStatus {
         FileType::from_raw_mode(self.mode)
     }
 
-    /// Makes the thread assume the credentials of the file's owner; `None` if that is root.
+    /// Makes the thread assume the credentials of the file's owner; `None` if the owner is root.
     fn assume_owner(&self) -> Result<Option<Acting>> {
         match self.uid {
             0 => Ok(None),
@@ -95,8 +96,8 @@ fn refused(operation: &'static str, name: &[u8], why: &'static str) -> Error {
     Error { source: Some(why.into()), ..failed(Errno::PERM, operation, name) }
 }
 
-/// Sets the permissions of a directory that was just created, of which the umask may have removed
-/// some, with the set-group-id bit that it has inherited.
+/// Sets the permissions of a directory that was just created, because the umask may have removed
+/// some of them. The directory keeps the set-group-id bit that it has inherited.
 fn set_permissions_of_new_dir(fd: BorrowedFd<'_>, name: &[u8], permissions: u32) -> Result<()> {
     let fail = |e| failed(e, "create directory", name);
     let found = FileStatus::at_open(fd).map_err(fail)?;
@@ -138,11 +139,18 @@ fn change_descriptor(fd: BorrowedFd<'_>, kind: FileType, change: &Change) -> rus
 }
 
 impl PosixDir {
-    /// Opens a child of any kind as a reference, for system calls that take no name or would follow
-    /// it.
+    /// Opens a child of any kind with O_PATH, for system calls that take no name or would follow a
+    /// link.
     fn point_at(&self, name: &OsStr) -> rustix::io::Result<rustix::fd::OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::openat(&self.fd, name, flags, Mode::empty())
+    }
+
+    /// Creates a regular file. The umask may remove some of the permissions.
+    fn new_file(&self, name: &[u8], permissions: Mode) -> Result<rustix::fd::OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.fd, component(name)?, flags, permissions)
+            .map_err(|e| failed(e, "create", name))
     }
 
     /// Assumes the credentials of the owner of both directories, if this thread has root's
@@ -180,7 +188,8 @@ impl PosixDir {
     /// of this directory.
     fn check_child(&self, child: &FileStatus, operation: &'static str, name: &[u8]) -> Result<()> {
         let dir = FileStatus::current(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?;
-        if child.kind() != FileType::Directory && child.nlink != 1 {
+        // An open file that was removed has a link count of 0.
+        if child.kind() != FileType::Directory && child.nlink > 1 {
             return Err(refused(operation, name, "it has another name, which may be in another directory"));
         }
         if child.device != dir.device {
@@ -193,12 +202,24 @@ impl PosixDir {
     }
 
     /// Changes a child, or the directory itself if the name is empty, where other users may replace
-    /// it.
-    fn change_guarded(&self, fd: BorrowedFd<'_>, name: &[u8], change: &Change) -> Result<()> {
+    /// it. In a directory of root, the child must belong to one of `owners`, if there are some.
+    fn change_guarded(
+        &self,
+        fd: BorrowedFd<'_>,
+        name: &[u8],
+        owners: Option<&[u32]>,
+        change: &Change,
+    ) -> Result<()> {
         let fail = |e| failed(e, "change", name);
         let found = FileStatus::current(fd).map_err(fail)?;
         if !name.is_empty() {
             self.check_child(&found, "change", name)?;
+        }
+        if let Some(owners) = owners
+            && FileStatus::current(self.fd.as_fd()).map_err(fail)?.uid == 0
+            && !owners.contains(&found.uid)
+        {
+            return Err(refused("change", name, NOT_AN_OWNER));
         }
         let owners = Change { uid: change.uid, gid: change.gid, ..Change::default() };
         if owners != Change::default() {
@@ -217,6 +238,27 @@ impl PosixDir {
         }
         let _owner = FileStatus::current(fd).map_err(fail)?.assume_owner()?;
         change_descriptor(fd, found.kind(), &rest).map_err(fail)
+    }
+
+    fn change_child(&self, name: &[u8], owners: Option<&[u32]>, change: &Change) -> Result<()> {
+        let _span = entry_span("setattr", name);
+        if change.size_bytes.is_some() {
+            return Err(Error::new(ErrorKind::InvalidInput, "change", name));
+        }
+        if !name.is_empty() {
+            check_name(name)?;
+        }
+        let fail = |e| failed(e, "change", name);
+        let child = match name.is_empty() {
+            true => None,
+            false => Some(self.point_at(OsStr::from_bytes(name)).map_err(fail)?),
+        };
+        let fd = child.as_ref().map_or(self.fd.as_fd(), |child| child.as_fd());
+        if self.is_guarded() {
+            return self.change_guarded(fd, name, owners, change);
+        }
+        let kind = FileType::from_raw_mode(mode_of(fd).map_err(fail)?);
+        change_descriptor(fd, kind, change).map_err(fail)
     }
 }
 
@@ -260,16 +302,22 @@ impl WritableDir for PosixDir {
 
     fn create_file(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>> {
         let _span = entry_span("create", name);
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(permissions);
-        let fail = |e| failed(e, "create", name);
         let _owner = self.act_as_owner("create", name)?;
-        let fd = rustix::fs::openat(&self.fd, component(name)?, flags, mode).map_err(fail)?;
+        let fd = self.new_file(name, mode)?;
+        let fail = |e| failed(e, "create", name);
         // The umask may have removed permissions. Another process that has opened the file since
         // may have added some.
         if mode_of(fd.as_fd()).map_err(fail)? & permissions != permissions {
             rustix::fs::fchmod(&fd, mode).map_err(fail)?;
         }
+        Ok(Box::new(PosixFile { fd: moved(fd), may_change: true }))
+    }
+
+    fn create_file_with_umask(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>> {
+        let _span = entry_span("create", name);
+        let _owner = self.act_as_owner("create", name)?;
+        let fd = self.new_file(name, Mode::from_raw_mode(permissions))?;
         Ok(Box::new(PosixFile { fd: moved(fd), may_change: true }))
     }
 
@@ -382,24 +430,11 @@ impl WritableDir for PosixDir {
     }
 
     fn change(&self, name: &[u8], change: &Change) -> Result<()> {
-        let _span = entry_span("setattr", name);
-        if change.size_bytes.is_some() {
-            return Err(Error::new(ErrorKind::InvalidInput, "change", name));
-        }
-        if !name.is_empty() {
-            check_name(name)?;
-        }
-        let fail = |e| failed(e, "change", name);
-        let child = match name.is_empty() {
-            true => None,
-            false => Some(self.point_at(OsStr::from_bytes(name)).map_err(fail)?),
-        };
-        let fd = child.as_ref().map_or(self.fd.as_fd(), |child| child.as_fd());
-        if self.is_guarded() {
-            return self.change_guarded(fd, name, change);
-        }
-        let kind = FileType::from_raw_mode(mode_of(fd).map_err(fail)?);
-        change_descriptor(fd, kind, change).map_err(fail)
+        self.change_child(name, None, change)
+    }
+
+    fn change_of(&self, name: &[u8], owners: &[u32], change: &Change) -> Result<()> {
+        self.change_child(name, Some(owners), change)
     }
 
     fn change_open(&self, file: &dyn OpenFile, change: &Change) -> Result<()> {
@@ -409,7 +444,7 @@ impl WritableDir for PosixDir {
             return Err(Error::new(ErrorKind::InvalidInput, "change", NAME));
         };
         if self.is_guarded() {
-            return self.change_guarded(fd, NAME, change);
+            return self.change_guarded(fd, NAME, None, change);
         }
         let fail = |e| failed(e, "change", NAME);
         let kind = FileType::from_raw_mode(mode_of(fd).map_err(fail)?);

@@ -399,3 +399,20 @@ fn root_serves_a_user_with_that_users_permissions_only() {
     assert_eq!(owner_and_mode(&theirs.join("file")), (1234, 0o640));
     assert_eq!(owner_and_mode(&secret), (0, 0o600));
 }
+
+#[test]
+fn root_changes_a_child_of_its_own_directory_only_if_an_expected_user_owns_it() {
+    let Some((temp, theirs, _)) = of_another_user() else { return };
+    let ours = temp.path().join("ours");
+    fs::create_dir(&ours).unwrap();
+    fs::rename(&theirs, ours.join("child")).unwrap();
+    let dir = PosixDir::open_shared(&ours).unwrap();
+    let given = Change { uid: Some(4321), ..Change::default() };
+    for owners in [&[][..], &[0, 4321]] {
+        let refused = dir.change_of(b"child", owners, &given).unwrap_err();
+        assert_eq!(refused.errno(), quell_vfs::errno::EPERM);
+        assert_eq!(owner_and_mode(&ours.join("child")).0, 1234);
+    }
+    dir.change_of(b"child", &[4321, 1234], &given).unwrap();
+    assert_eq!(owner_and_mode(&ours.join("child")).0, 4321);
+}

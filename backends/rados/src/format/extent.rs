@@ -19,8 +19,8 @@ pub(crate) const EXTENT_BYTES_MAX: usize = 64 << 20;
 /// Largest count of the pieces of an extent.
 pub(crate) const PIECES_MAX: u32 = (EXTENT_BYTES_MAX / PIECE_BYTES) as u32;
 
-/// Returns the checksum of a block. It contains the address of the block, so that the data of one
-/// block is not taken for that of another.
+/// Returns the checksum of a block. It includes the address of the block, so that the data of one
+/// block is not accepted as the data of another.
 fn block_checksum(number: u64, piece: u32, block: usize, data: &[u8]) -> u64 {
     let mut address = [0; 16];
     address[..8].copy_from_slice(&number.to_le_bytes());
@@ -30,8 +30,8 @@ fn block_checksum(number: u64, piece: u32, block: usize, data: &[u8]) -> u64 {
     checksum(data, &[]) ^ checksum(&address, &[])
 }
 
-/// The bytes of an object with the data of a piece, which is passed in parts. Its capacity is that
-/// of the whole piece, so that it is not moved while it grows.
+/// The bytes of an object with the data of a piece, which is passed in parts. The capacity is the
+/// size of the whole piece from the beginning, so that the bytes are not moved while they grow.
 pub(crate) struct PieceEncoder {
     number: u64,
     piece: u32,

@@ -33,7 +33,7 @@ impl Guard {
         bytes
     }
 
-    /// Returns the guard, or `None` if the bytes are not one.
+    /// Returns the guard, or `None` if the bytes are not a guard.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Guard> {
         let mut fields = Fields(bytes);
         let guard = Guard { epoch: fields.u64()?, position: fields.u64()? };
@@ -110,7 +110,7 @@ pub(crate) fn encode_record(sequence: u64, epoch: u64, payload: &[u8]) -> Vec<u8
 pub struct Record<'a> {
     /// The number of the record: 1 for the first of a log, then consecutive.
     pub sequence: u64,
-    /// The epoch of the owner that appended it.
+    /// The epoch of the owner that appended the record.
     pub epoch: u64,
     /// The bytes that were appended.
     pub payload: &'a [u8],

@@ -37,7 +37,7 @@ pub(crate) enum ParsedName {
     Extent { number: u64, piece: u32 },
 }
 
-/// Returns the fields of a name, or `None` if it is not one of these names.
+/// Returns the fields of the name of an object, or `None` for other names.
 pub(crate) fn parse(name: &str, object: &str) -> Option<ParsedName> {
     let rest = object.strip_prefix(name)?.strip_prefix('.')?;
     let number = |text: &str| u64::from_str_radix(text, 16).ok();

@@ -7,7 +7,7 @@ use crate::fields::Fields;
 /// The size of an operation without its key and value, in bytes.
 const OPERATION_BYTES: usize = 6;
 
-/// Returns the bytes of a batch, which keeps the limits of [`Batch`].
+/// Returns the bytes of a batch, which must be within the limits of [`Batch`].
 pub(crate) fn encode_batch(batch: &Batch) -> Vec<u8> {
     let content = batch.operations().map(|(key, value)| key.len() + value.map_or(0, <[u8]>::len));
     let size = 4 + content.sum::<usize>() + batch.len() * OPERATION_BYTES;
@@ -49,7 +49,7 @@ fn decode_batch(fields: &mut Fields<'_>) -> Option<Batch> {
     Some(batch)
 }
 
-/// Returns the batches of a payload, or `None` if the bytes are not one.
+/// Returns the batches of a payload, or `None` if the bytes are not a valid payload.
 pub(crate) fn decode_group(payload: &[u8]) -> Option<Vec<Batch>> {
     let mut fields = Fields(payload);
     let count = fields.u32()? as usize;

@@ -14,18 +14,18 @@ pub const ADDRESS_BYTES_MAX: usize = 256;
 /// The state of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerState {
-    /// It opens the store, and does not yet serve clients.
+    /// The server opens the store, and does not yet serve clients.
     Starting,
-    /// It serves clients.
+    /// The server serves clients.
     Serving,
-    /// It has ended, and answers nothing more.
+    /// The server has ended, and answers no more requests.
     Ended,
 }
 
 /// The server of a store, as it describes itself with each renewal of its lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerRecord {
-    /// The number of the server: larger than those of all earlier ones.
+    /// The number of the server: larger than the numbers of all earlier servers.
     pub term: u64,
     /// The number of the renewal in this term.
     pub renewal: u64,
@@ -38,7 +38,8 @@ pub struct ServerRecord {
     pub state: ServerState,
     /// Whether the server encrypts connections by TCP.
     pub is_encrypted: bool,
-    /// The host and port at which clients connect; empty if it accepts none by TCP.
+    /// The host and port at which clients connect; empty if the server accepts no connections by
+    /// TCP.
     pub address: String,
 }
 

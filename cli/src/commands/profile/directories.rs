@@ -15,7 +15,7 @@ use quell_vfs::Kind;
 
 /// Operations to list a directory: it is opened and read.
 const OPERATIONS_TO_LIST: u64 = 2;
-/// Number of entries of which a listing takes one more operation.
+/// The number of entries after which a listing takes one more operation.
 const ENTRIES_PER_OPERATION: u64 = 1000;
 /// Permission of other users to write.
 const OTHERS_WRITE: u32 = 0o002;

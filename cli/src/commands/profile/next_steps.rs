@@ -15,8 +15,8 @@ use crate::inputs::shown;
 /// Boot images are proposed if they absorb at least this part of the operations in addition to the
 /// indexes.
 const BOOT_PART_MIN: f64 = 0.05;
-/// The image of a tree absorbs at least this number of operations: it is recorded in a run of its
-/// own, and loaded at each start.
+/// The boot image of a tree is proposed only if it absorbs at least this number of operations,
+/// because it is recorded in a run of its own, and loaded at each start.
 const IMAGE_OPERATIONS_MIN: u64 = 32;
 /// Small files are packed without a program if the program opens at least this number of them in a
 /// tree, and they are at least this part of the files that it opens there.
@@ -184,8 +184,8 @@ fn image_of(tree: &TreeConfig) -> PathBuf {
     tree.index.with_extension("boot")
 }
 
-/// Returns the name of the image of the small files of a tree, which is not that of the image of
-/// another tree.
+/// Returns the name of the image of the small files of a tree, which differs from the name of every
+/// boot image of another tree.
 fn packed_image_of(tree: &TreeConfig, config: &Config) -> PathBuf {
     let name = tree.index.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let names =

@@ -87,7 +87,7 @@ impl ReportDirectory {
     }
 
     pub fn write(&self, name: &str, content: &[u8]) -> Result<(), Failure> {
-        // `checked` has verified that the directory is one of a report.
+        // `checked` has verified that the directory is empty or contains a report.
         let format = OutputFormat { name: "a file of a report", begins: |_| true };
         Ok(quell_mount_spec::Output { path: &self.file(name), format, force: self.force }
             .replace(content, |_| Ok(()))?)

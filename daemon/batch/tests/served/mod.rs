@@ -1,21 +1,39 @@
 //! A store in a temporary directory with a server, and its clients.
 
-// Each test binary uses a part of it.
+// Each test binary uses only a part of this module.
 #![allow(dead_code)]
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quell_batch::{BatchFs, BatchStore, StoreAccess};
 use quell_batch_server::{Server, ServerOptions};
 use quell_batch_service::{Reply, Request};
 use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, Role};
-use quell_vfs::{NewEntry, Time};
+use quell_vfs::{Error, NewEntry, Time};
 
 pub const LONG: Duration = Duration::from_secs(120);
 pub const NOW: Time = Time { seconds: 100, nanoseconds: 0 };
 pub const NEW: NewEntry = NewEntry { permissions: 0o755, uid: 1000, gid: 1000 };
+
+/// Listens at an address. Until the server is restarted, another test can use its port.
+fn listen_tcp(server: &Server, address: SocketAddr) -> SocketAddr {
+    let end = Instant::now() + LONG;
+    loop {
+        match server.listen_tcp(address) {
+            Err(error) if is_in_use(&error) && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            listening => return listening.unwrap(),
+        }
+    }
+}
+
+fn is_in_use(error: &Error) -> bool {
+    let cause = error.source.as_ref().and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::AddrInUse)
+}
 
 /// A store with a server.
 pub struct Served {
@@ -48,9 +66,10 @@ impl Served {
         let options = ServerOptions { has_key: is_tcp, ..self.options.clone() };
         let server = Server::start(store, &options).unwrap();
         if is_tcp {
-            // The next server has the same address. Another one is found after 5 s.
+            // The next server has the same address. Clients would find another address only after 5
+            // s.
             let address = self.address.unwrap_or_else(|| "127.0.0.1:0".parse().unwrap());
-            let address = server.listen_tcp(address).unwrap();
+            let address = listen_tcp(&server, address);
             server.publish(&address.to_string()).unwrap();
             self.address = Some(address);
         } else {
@@ -115,7 +134,7 @@ impl Served {
         StoreAccess::open(&self.path, LONG).unwrap()
     }
 
-    /// Returns a mount of a client of its own. The client lives as long as the mount.
+    /// Returns a mount with its own client. The client lives as long as the mount.
     pub fn mount(&self) -> BatchFs {
         self.access().file_system(b"").unwrap()
     }

@@ -196,7 +196,7 @@ impl FileSystem for Through {
 
     fn read_link(&self, _: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
         let target = rustix::fs::readlinkat(&*self.fd(node)?, "", Vec::new());
-        // For a descriptor that is not a symbolic link's, the kernel returns ENOENT.
+        // If the descriptor does not refer to a symbolic link, the kernel returns ENOENT.
         let fail = |errno| match errno {
             rustix::io::Errno::NOENT => Error::new(ErrorKind::InvalidInput, "read link", b""),
             errno => failed("read link", b"")(errno),
@@ -443,8 +443,8 @@ impl ThroughFile {
 /// Returns the result of close(2) on another descriptor of the same open file.
 #[allow(unsafe_code)]
 fn close_another(file: &Opened) -> Result<()> {
-    // SAFETY: the declaration matches that of every libc. The standard library does not return the
-    // result of close(2).
+    // SAFETY: the declaration matches the declaration in every libc. The standard library does not
+    // return the result of close(2).
     unsafe extern "C" {
         fn close(fd: i32) -> i32;
     }

@@ -32,8 +32,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Returns the number of references not yet returned, and checks that no node got back too
-    /// many.
+    /// Returns the number of references not yet returned, and checks that no node has a negative
+    /// number of references.
     pub fn references(&self) -> i64 {
         let references = self.references.lock().unwrap();
         assert!(references.values().all(|held| *held >= 0), "{references:?}");

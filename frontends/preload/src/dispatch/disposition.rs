@@ -31,7 +31,7 @@ pub fn is_installed() -> bool {
 /// A handler with SA_SIGINFO.
 pub type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
-/// The handler of this library; none on architectures on which system calls are not dispatched.
+/// The handler of this library; empty on architectures on which system calls are not dispatched.
 static HANDLER: OnceLock<Handler> = OnceLock::new();
 
 /// Sets the handler that `install` installs.
@@ -86,7 +86,7 @@ pub fn change(new: Option<Action>) -> Action {
 ///
 /// # Safety
 ///
-/// The arguments are those of a signal handler.
+/// The arguments are the ones that the kernel passed to the signal handler.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn deliver(signal: c_int, information: *mut siginfo_t, context: *mut c_void) {
     let action = change(None);

@@ -20,7 +20,7 @@ struct Search {
 }
 
 /// Searches the segments of one loaded object. A result of 1 ends the search.
-// SAFETY: the signature is the one that dl_iterate_phdr calls.
+// SAFETY: the signature matches the callback of dl_iterate_phdr(3).
 unsafe extern "C" fn examine(object: *mut dl_phdr_info, _size: size_t, search: *mut c_void) -> c_int {
     // SAFETY: dl_iterate_phdr passes a description that is valid during this call, and the pointer
     // that it was called with.

@@ -1,5 +1,6 @@
 //! Asynchronous I/O: aio_read(3) and its relatives. An operation on a virtual file is complete when
-//! the function returns, and its result is where libc's aio_error(3) and aio_return(3) find it.
+//! the function returns, and its result is stored where libc's aio_error(3) and aio_return(3) read
+//! it.
 
 use std::mem::MaybeUninit;
 
@@ -49,8 +50,8 @@ struct QueuedSignal {
 
 const _: () = assert!(size_of::<QueuedSignal>() == size_of::<libc::siginfo_t>());
 
-/// The function and the attributes of a notification by a thread, which begin at the same place as
-/// the number of a thread.
+/// `struct sigevent` with the function and the attributes of a notification by a thread. In the
+/// union of libc, they share their memory with `sigev_notify_thread_id`.
 #[repr(C)]
 struct ThreadNotification {
     value: libc::sigval,
@@ -67,9 +68,9 @@ struct Call {
 }
 
 extern "C" fn call_function(call: *mut c_void) -> *mut c_void {
-    // SAFETY: the pointer is that of `notify`, which has passed the ownership on.
+    // SAFETY: `notify` has allocated the value, and has passed the ownership of it.
     let Call { function, value } = unsafe { call.cast::<Call>().read() };
-    // SAFETY: it was allocated with malloc.
+    // SAFETY: `notify` has allocated it with malloc.
     unsafe { libc::free(call) };
     function(value);
     std::ptr::null_mut()
@@ -81,7 +82,7 @@ extern "C" fn call_function(call: *mut c_void) -> *mut c_void {
 ///
 /// `notification` is NULL or a valid structure.
 unsafe fn notify(notification: *const sigevent) {
-    // SAFETY: the caller's promise; the structures are those of libc.
+    // SAFETY: the caller's promise; the structures have the layout of libc.
     unsafe {
         let Some(event) = notification.as_ref() else { return };
         match event.sigev_notify {
@@ -166,14 +167,14 @@ macro_rules! aio {
     ($read:ident, $write:ident, $sync:ident, $cancel:ident, $list:ident) => {
         wrap! {
             fn $read(operation: *mut Operation) -> c_int, |next| {
-                // SAFETY: the caller's argument is that of aio_read(3).
+                // SAFETY: the caller's argument is valid for aio_read(3).
                 unsafe { performed(operation, Kind::Read).unwrap_or_else(|| next(operation)) }
             }
         }
 
         wrap! {
             fn $write(operation: *mut Operation) -> c_int, |next| {
-                // SAFETY: the caller's argument is that of aio_write(3).
+                // SAFETY: the caller's argument is valid for aio_write(3).
                 unsafe { performed(operation, Kind::Write).unwrap_or_else(|| next(operation)) }
             }
         }
@@ -186,7 +187,7 @@ macro_rules! aio {
                     // SAFETY: libc refuses other numbers.
                     _ => return unsafe { next(kind, operation) },
                 };
-                // SAFETY: the caller's arguments are those of aio_fsync(3).
+                // SAFETY: the caller's arguments are valid for aio_fsync(3).
                 unsafe { performed(operation, chosen).unwrap_or_else(|| next(kind, operation)) }
             }
         }
@@ -195,7 +196,7 @@ macro_rules! aio {
             fn $cancel(fd: c_int, operation: *mut Operation) -> c_int, |next| {
                 match descriptors::is_virtual(fd) && !is_inside() {
                     true => libc::AIO_ALLDONE,
-                    // SAFETY: the caller's arguments are those of aio_cancel(3).
+                    // SAFETY: the caller's arguments are valid for aio_cancel(3).
                     false => unsafe { next(fd, operation) },
                 }
             }
@@ -203,7 +204,7 @@ macro_rules! aio {
 
         wrap! {
             fn $list(mode: c_int, list: *const *mut Operation, number: c_int, notification: *mut sigevent) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of lio_listio(3).
+                // SAFETY: the caller's arguments are valid for lio_listio(3).
                 unsafe { submit(mode, list, number, notification, |list, number, notification| next(mode, list, number, notification)) }
             }
         }
@@ -217,7 +218,7 @@ aio!(aio_read64, aio_write64, aio_fsync64, aio_cancel64, lio_listio64);
 ///
 /// # Safety
 ///
-/// The arguments are those of lio_listio(3).
+/// The arguments are valid for lio_listio(3).
 unsafe fn submit(
     mode: c_int,
     list: *const *mut Operation,
@@ -239,7 +240,8 @@ unsafe fn submit(
     if mode != libc::LIO_WAIT && mode != libc::LIO_NOWAIT {
         return errno::reply(Err(Errno(libc::EINVAL)));
     }
-    // libc skips NULL, so the others keep their places in a copy of the list.
+    // libc skips NULL, so its copy of the list has NULL in place of the operations on virtual
+    // files.
     // SAFETY: the array has space for the list.
     let others = unsafe { libc::calloc(count, size_of::<*mut Operation>()) }.cast::<*mut Operation>();
     if others.is_null() {
@@ -279,7 +281,7 @@ unsafe fn submit(
         }
     };
     let number = errno::get();
-    // SAFETY: it was allocated above; libc does not keep the list.
+    // SAFETY: the list was allocated above; libc does not keep it.
     unsafe { libc::free(others.cast()) };
     errno::set(number);
     match result == 0 && has_failed {

@@ -170,7 +170,7 @@ macro_rules! between {
                 length: size_t,
                 flags: c_uint,
             ) -> ssize_t, |next| {
-                // SAFETY: the caller's arguments are those of the function of libc.
+                // SAFETY: the caller's arguments are valid for the function of libc.
                 unsafe {
                     match is_virtual(from) || is_virtual(to) {
                         true => errno::reply($ours(from, from_offset, to, to_offset, length, flags)),
@@ -186,7 +186,7 @@ macro_rules! sendfile {
     ($($name:ident),*) => {$(
         wrap! {
             fn $name(to: c_int, from: c_int, offset: *mut off_t, length: size_t) -> ssize_t, |next| {
-                // SAFETY: the caller's arguments are those of sendfile(2).
+                // SAFETY: the caller's arguments are valid for sendfile(2).
                 unsafe {
                     match is_virtual(to) || is_virtual(from) {
                         true => errno::reply(send(to, from, offset, length)),
@@ -345,7 +345,7 @@ wrap! {
         if is_virtual(fd) {
             return errno::reply(Err(Errno(libc::EBADF))); // it must be a pipe
         }
-        // SAFETY: the caller's arguments are those of vmsplice(2).
+        // SAFETY: the caller's arguments are valid for vmsplice(2).
         unsafe { next(fd, vector, number, flags) }
     }
 }

@@ -30,7 +30,7 @@ fn enter(dir: &'static VirtualDir, path: Vec<u8>) -> Outcome<c_int> {
 /// Records that the working directory is native.
 fn leave() {
     if view::is_active() && !is_inside() {
-        // Without the descriptor, only a program that is executed is affected.
+        // If this fails, only a program that is executed starts in another directory.
         let _ = inside(|| {
             let was_virtual = cwd::virtual_cwd().is_some();
             cwd::enter_native();
@@ -51,7 +51,7 @@ fn enter_entry(entry: &Entry) -> Outcome<c_int> {
 wrap! {
     fn chdir(path: *const c_char) -> c_int, |next| {
         let native = |path| {
-            // SAFETY: the caller's argument is that of chdir(2).
+            // SAFETY: the caller's argument is valid for chdir(2).
             let changed = unsafe { next(path) };
             if changed == 0 {
                 leave();
@@ -96,8 +96,8 @@ fn virtual_path() -> Option<Vec<u8>> {
     found.unwrap_or(None)
 }
 
-/// Copies a path and a NUL to a buffer of the caller, or to one from malloc(3) if there is none. A
-/// size of 0 then stands for the size of the path.
+/// Copies a path and a NUL to a buffer of the caller. If `into` is NULL, copies them to a buffer
+/// from malloc(3), and a `space` of 0 stands for the size of the path.
 ///
 /// # Safety
 ///
@@ -124,7 +124,7 @@ unsafe fn copy_path(path: &[u8], into: *mut c_char, space: size_t) -> Outcome<*m
 wrap! {
     fn getcwd(into: *mut c_char, space: size_t) -> *mut c_char, |next| {
         match virtual_path() {
-            // SAFETY: the caller's arguments are those of getcwd(3).
+            // SAFETY: the caller's arguments are valid for getcwd(3).
             None => unsafe { next(into, space) },
             // SAFETY: as above.
             Some(path) => errno::reply_pointer(unsafe { copy_path(&path, into, space) }),
@@ -135,7 +135,7 @@ wrap! {
 wrap! {
     fn __getcwd_chk(into: *mut c_char, space: size_t, size: size_t) -> *mut c_char, |next| {
         match virtual_path() {
-            // SAFETY: the caller's arguments are those of getcwd(3), and the size of the buffer.
+            // SAFETY: the caller's arguments are valid for getcwd(3), and the buffer's size.
             None => unsafe { next(into, space, size) },
             // SAFETY: as above.
             Some(path) => errno::reply_pointer(unsafe { copy_path(&path, into, space.min(size)) }),
@@ -157,7 +157,7 @@ wrap! {
 wrap! {
     fn getwd(into: *mut c_char) -> *mut c_char, |next| {
         match virtual_path() {
-            // SAFETY: the caller's argument is that of getwd(3).
+            // SAFETY: the caller's argument is valid for getwd(3).
             None => unsafe { next(into) },
             // SAFETY: the buffer has space for PATH_MAX bytes.
             Some(path) => errno::reply_pointer(unsafe { copy_path(&path, into, libc::PATH_MAX as usize) }),
@@ -194,28 +194,28 @@ unsafe fn real_path(
 
 wrap! {
     fn realpath(path: *const c_char, into: *mut c_char) -> *mut c_char, |next| {
-        // SAFETY: the caller's arguments are those of realpath(3): the buffer has PATH_MAX bytes.
+        // SAFETY: the caller's arguments are valid for realpath(3): the buffer has PATH_MAX bytes.
         unsafe { real_path(path, into, libc::PATH_MAX as usize, |path, into| next(path, into)) }
     }
 }
 
 wrap! {
     fn __realpath_chk(path: *const c_char, into: *mut c_char, size: size_t) -> *mut c_char, |next| {
-        // SAFETY: the caller's arguments are those of realpath(3), and the size of the buffer.
+        // SAFETY: the caller's arguments are valid for realpath(3), and the buffer's size.
         unsafe { real_path(path, into, size, |path, into| next(path, into, size)) }
     }
 }
 
 wrap! {
     fn canonicalize_file_name(path: *const c_char) -> *mut c_char, |next| {
-        // SAFETY: the caller's argument is that of realpath(3).
+        // SAFETY: the caller's argument is valid for realpath(3).
         unsafe { real_path(path, std::ptr::null_mut(), 0, |path, _| next(path)) }
     }
 }
 
 wrap! {
     fn chroot(path: *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's argument is that of chroot(2).
+        // SAFETY: the caller's argument is valid for chroot(2).
         match unsafe { find(libc::AT_FDCWD, path, LastLink::Follow) } {
             Ok(Target::Virtual(entry)) => errno::reply(entry.with(|_| Err(Errno(libc::EOPNOTSUPP)))),
             // SAFETY: as above.
@@ -229,7 +229,7 @@ wrap! {
         match virtual_path() {
             // SAFETY: the caller's buffer has `size` bytes.
             Some(path) => errno::reply_pointer(unsafe { copy_path(&path, into, size) }),
-            // SAFETY: the caller's arguments are those of getwd(3), and the size of the buffer.
+            // SAFETY: the caller's arguments are valid for getwd(3), and the buffer's size.
             None => unsafe { next(into, size) },
         }
     }

@@ -16,7 +16,7 @@ use crate::wrappers::{with_descriptor, with_path};
 /// The largest number of buffers in one call (`IOV_MAX`).
 const BUFFERS_MAX: c_int = 1024;
 
-/// The largest number of bytes in one call, as of the kernel.
+/// The largest number of bytes in one call, as in the kernel.
 const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
 /// Returns a buffer of the caller.
@@ -39,7 +39,7 @@ unsafe fn buffer<'a>(buffer: *mut c_void, length: size_t) -> Outcome<&'a mut [u8
 ///
 /// # Safety
 ///
-/// `vector` has `count` elements, each as for `buffer`.
+/// `vector` has `count` elements, and each of them meets the requirements of `buffer`.
 unsafe fn buffers<'a>(vector: *const iovec, count: c_int) -> Outcome<Vec<&'a mut [u8]>> {
     if !(0..=BUFFERS_MAX).contains(&count) {
         return Err(Errno(libc::EINVAL));
@@ -92,7 +92,7 @@ fn shared<'a>(buffers: &'a [&mut [u8]]) -> Vec<&'a [u8]> {
 
 wrap! {
     fn read(fd: c_int, into: *mut c_void, length: size_t) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of read(2).
+        // SAFETY: the caller's arguments are valid for read(2).
         with_descriptor(fd, || unsafe { next(fd, into, length) }, |description| {
             // SAFETY: as above.
             read_file(fd, description, &mut [unsafe { buffer(into, length) }?])
@@ -102,7 +102,7 @@ wrap! {
 
 wrap! {
     fn __read_chk(fd: c_int, into: *mut c_void, length: size_t, space: size_t) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of read(2), and the size of the buffer.
+        // SAFETY: the caller's arguments are valid for read(2), and the buffer's size.
         with_descriptor(fd, || unsafe { next(fd, into, length, space) }, |description| {
             // SAFETY: as above. libc ends the process if `length` is larger than `space`.
             read_file(fd, description, &mut [unsafe { buffer(into, length.min(space)) }?])
@@ -112,7 +112,7 @@ wrap! {
 
 wrap! {
     fn write(fd: c_int, from: *const c_void, length: size_t) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of write(2).
+        // SAFETY: the caller's arguments are valid for write(2).
         with_descriptor(fd, || unsafe { next(fd, from, length) }, |description| {
             // SAFETY: as above; the bytes are only read.
             write_file(fd, description, &[unsafe { buffer(from.cast_mut(), length) }?])
@@ -124,7 +124,7 @@ macro_rules! positioned {
     ($read:ident, $checked:ident, $write:ident) => {
         wrap! {
             fn $read(fd: c_int, into: *mut c_void, length: size_t, at: off_t) -> ssize_t, |next| {
-                // SAFETY: the caller's arguments are those of pread(2).
+                // SAFETY: the caller's arguments are valid for pread(2).
                 with_descriptor(fd, || unsafe { next(fd, into, length, at) }, |description| {
                     // SAFETY: as above.
                     read_file_at(description, &mut [unsafe { buffer(into, length) }?], at)
@@ -134,7 +134,7 @@ macro_rules! positioned {
 
         wrap! {
             fn $checked(fd: c_int, into: *mut c_void, length: size_t, at: off_t, space: size_t) -> ssize_t, |next| {
-                // SAFETY: the caller's arguments are those of pread(2), and the size of the buffer.
+                // SAFETY: the caller's arguments are valid for pread(2), and the buffer's size.
                 with_descriptor(fd, || unsafe { next(fd, into, length, at, space) }, |description| {
                     // SAFETY: as above.
                     read_file_at(description, &mut [unsafe { buffer(into, length.min(space)) }?], at)
@@ -144,7 +144,7 @@ macro_rules! positioned {
 
         wrap! {
             fn $write(fd: c_int, from: *const c_void, length: size_t, at: off_t) -> ssize_t, |next| {
-                // SAFETY: the caller's arguments are those of pwrite(2).
+                // SAFETY: the caller's arguments are valid for pwrite(2).
                 with_descriptor(fd, || unsafe { next(fd, from, length, at) }, |description| {
                     // SAFETY: as above; the bytes are only read.
                     write_file_at(description, &[unsafe { buffer(from.cast_mut(), length) }?], at)
@@ -159,7 +159,7 @@ positioned!(pread64, __pread64_chk, pwrite64);
 
 wrap! {
     fn readv(fd: c_int, vector: *const iovec, number: c_int) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of readv(2).
+        // SAFETY: the caller's arguments are valid for readv(2).
         with_descriptor(fd, || unsafe { next(fd, vector, number) }, |description| {
             // SAFETY: as above.
             read_file(fd, description, &mut unsafe { buffers(vector, number) }?)
@@ -169,7 +169,7 @@ wrap! {
 
 wrap! {
     fn writev(fd: c_int, vector: *const iovec, number: c_int) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of writev(2).
+        // SAFETY: the caller's arguments are valid for writev(2).
         with_descriptor(fd, || unsafe { next(fd, vector, number) }, |description| {
             // SAFETY: as above.
             write_file(fd, description, &shared(&unsafe { buffers(vector, number) }?))
@@ -181,7 +181,7 @@ macro_rules! positioned_vector {
     ($read:ident, $write:ident, $read_flags:ident, $write_flags:ident) => {
         wrap! {
             fn $read(fd: c_int, vector: *const iovec, number: c_int, at: off_t) -> ssize_t, |next| {
-                // SAFETY: the caller's arguments are those of preadv(2).
+                // SAFETY: the caller's arguments are valid for preadv(2).
                 with_descriptor(fd, || unsafe { next(fd, vector, number, at) }, |description| {
                     // SAFETY: as above.
                     read_file_at(description, &mut unsafe { buffers(vector, number) }?, at)
@@ -191,7 +191,7 @@ macro_rules! positioned_vector {
 
         wrap! {
             fn $write(fd: c_int, vector: *const iovec, number: c_int, at: off_t) -> ssize_t, |next| {
-                // SAFETY: the caller's arguments are those of pwritev(2).
+                // SAFETY: the caller's arguments are valid for pwritev(2).
                 with_descriptor(fd, || unsafe { next(fd, vector, number, at) }, |description| {
                     // SAFETY: as above.
                     write_file_at(description, &shared(&unsafe { buffers(vector, number) }?), at)
@@ -201,7 +201,7 @@ macro_rules! positioned_vector {
 
         wrap! {
             fn $read_flags(fd: c_int, vector: *const iovec, number: c_int, at: off_t, flags: c_int) -> ssize_t, |next| {
-                // SAFETY: the caller's arguments are those of preadv2(2).
+                // SAFETY: the caller's arguments are valid for preadv2(2).
                 with_descriptor(fd, || unsafe { next(fd, vector, number, at, flags) }, |description| {
                     if flags & !libc::RWF_HIPRI != 0 {
                         return Err(Errno(libc::EOPNOTSUPP));
@@ -218,7 +218,7 @@ macro_rules! positioned_vector {
 
         wrap! {
             fn $write_flags(fd: c_int, vector: *const iovec, number: c_int, at: off_t, flags: c_int) -> ssize_t, |next| {
-                // SAFETY: the caller's arguments are those of pwritev2(2).
+                // SAFETY: the caller's arguments are valid for pwritev2(2).
                 with_descriptor(fd, || unsafe { next(fd, vector, number, at, flags) }, |description| {
                     if flags & !(libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC) != 0 {
                         return Err(Errno(libc::EOPNOTSUPP));
@@ -277,7 +277,7 @@ macro_rules! truncate {
     ($path:ident, $descriptor:ident) => {
         wrap! {
             fn $path(path: *const c_char, size: off_t) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of truncate(2).
+                // SAFETY: the caller's arguments are valid for truncate(2).
                 unsafe {
                     with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| next(path, size), |entry| {
                         let size_bytes = Some(offset(size)?);

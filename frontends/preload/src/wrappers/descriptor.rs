@@ -46,7 +46,7 @@ fn publish(fd: c_int, description: &Description) -> Outcome<()> {
 /// Closes the file if no other descriptor of this process refers to it.
 fn close_last(description: Arc<Description>) -> Outcome<()> {
     let released = locks::release_of_process(&description);
-    // Another thread may still be using the file, so the count of references does not tell.
+    // The reference count is not examined, because another thread may still be using the file.
     let closed = match &*description {
         Description::File(file) if !descriptors::refers(&description) => file.close(),
         Description::File(_) | Description::Dir(_) => Ok(()),
@@ -54,8 +54,8 @@ fn close_last(description: Arc<Description>) -> Outcome<()> {
     released.and(closed)
 }
 
-/// Records that libc is about to close a descriptor by an internal call. An error of the file is
-/// returned.
+/// Removes a virtual descriptor that libc is about to close by an internal call. Returns an error
+/// of the file.
 pub fn before_internal_close(fd: c_int) -> Outcome<()> {
     if !descriptors::is_virtual(fd) || is_inside() {
         return Ok(());
@@ -91,8 +91,8 @@ wrap! {
     }
 }
 
-/// Closes the virtual descriptors of a range, and returns the ranges that remain: without the
-/// library's own descriptors.
+/// Closes the virtual descriptors of a range, or sets close-on-exec for them if `flags` has
+/// CLOSE_RANGE_CLOEXEC. Returns the rest of the range, without the library's own descriptors.
 fn close_in_range(first: c_uint, last: c_uint, flags: c_int) -> Vec<(c_uint, c_uint)> {
     let limit = |number: c_uint| c_int::try_from(number).unwrap_or(c_int::MAX);
     if first <= last && view_is_used() {
@@ -159,8 +159,8 @@ wrap! {
     }
 }
 
-/// Records that `new` refers to the same open file as `old`, and closes the virtual file that it
-/// referred to before.
+/// Records that `new` refers to the same open file as `old`, and closes the virtual file to which
+/// `new` referred before.
 fn duplicated(new: c_int, description: Arc<Description>) -> Outcome<c_int> {
     if !descriptors::is_possible(new) {
         drop(placeholder::own(new));
@@ -292,7 +292,7 @@ macro_rules! fcntl {
         wrap! {
             fn $name(fd: c_int, command: c_int, argument: c_ulong) -> c_int, |next| {
                 match opened(fd) {
-                    // SAFETY: the caller's arguments are those of fcntl(2).
+                    // SAFETY: the caller's arguments are valid for fcntl(2).
                     None => unsafe { next(fd, command, argument) },
                     Some(description) if locks::is_lock_command(command) => {
                         // SAFETY: as above; the argument of these commands is an address.
@@ -318,7 +318,7 @@ fcntl!(fcntl64);
 
 wrap! {
     fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of ioctl(2).
+        // SAFETY: the caller's arguments are valid for ioctl(2).
         with_descriptor(fd, || unsafe { next(fd, request, argument) }, |description| {
             match request {
                 libc::FIOCLEX | libc::FIONCLEX => {
@@ -334,7 +334,7 @@ wrap! {
                     unsafe { into.write(c_int::try_from(left).unwrap_or(c_int::MAX)) };
                     Ok(0)
                 }
-                // Programs ask whether a file is a terminal.
+                // Programs make these requests to find out whether a file is a terminal.
                 libc::TCGETS | libc::TIOCGWINSZ | libc::TIOCGPGRP => Err(Errno(libc::ENOTTY)),
                 _ => Err(refused("ioctl", Some(description.dir()), Errno(libc::ENOTTY))),
             }

@@ -13,7 +13,7 @@ use crate::wrappers::{bytes, opened};
 wrap! {
     fn opendir(path: *const c_char) -> *mut DIR, |next| {
         if path.is_null() || is_inside() || !crate::view::is_active() {
-            // SAFETY: the caller's argument is that of opendir(3).
+            // SAFETY: the caller's argument is valid for opendir(3).
             return unsafe { next(path) };
         }
         // SAFETY: as above.
@@ -61,7 +61,7 @@ macro_rules! readdir {
         wrap! {
             fn $read(stream: *mut DIR) -> *mut libc::dirent64, |next| {
                 match own_stream(stream) {
-                    // SAFETY: the caller's argument is that of readdir(3).
+                    // SAFETY: the caller's argument is valid for readdir(3).
                     None => unsafe { next(stream) },
                     Some(stream) => errno::reply_pointer(next_entry(&stream)),
                 }
@@ -71,7 +71,7 @@ macro_rules! readdir {
         wrap! {
             fn $read_r(stream: *mut DIR, into: *mut libc::dirent64, result: *mut *mut libc::dirent64) -> c_int, |next| {
                 let Some(stream) = own_stream(stream) else {
-                    // SAFETY: the caller's arguments are those of readdir_r(3).
+                    // SAFETY: the caller's arguments are valid for readdir_r(3).
                     return unsafe { next(stream, into, result) };
                 };
                 // This function returns the error number.
@@ -102,7 +102,7 @@ readdir!(readdir64, readdir64_r);
 wrap! {
     fn closedir(stream: *mut DIR) -> c_int, |next| {
         match own_stream(stream) {
-            // SAFETY: the caller's argument is that of closedir(3).
+            // SAFETY: the caller's argument is valid for closedir(3).
             None => unsafe { next(stream) },
             Some(_) => {
                 let removed = inside(|| Ok(open_dir::remove_stream(stream))).unwrap_or(None);
@@ -115,7 +115,7 @@ wrap! {
 wrap! {
     fn dirfd(stream: *mut DIR) -> c_int, |next| {
         match own_stream(stream) {
-            // SAFETY: the caller's argument is that of dirfd(3).
+            // SAFETY: the caller's argument is valid for dirfd(3).
             None => unsafe { next(stream) },
             Some(stream) => stream.fd,
         }
@@ -125,7 +125,7 @@ wrap! {
 wrap! {
     fn rewinddir(stream: *mut DIR) -> (), |next| {
         match own_stream(stream) {
-            // SAFETY: the caller's argument is that of rewinddir(3).
+            // SAFETY: the caller's argument is valid for rewinddir(3).
             None => unsafe { next(stream) },
             Some(stream) => stream.set_position(0),
         }
@@ -135,7 +135,7 @@ wrap! {
 wrap! {
     fn telldir(stream: *mut DIR) -> c_long, |next| {
         match own_stream(stream) {
-            // SAFETY: the caller's argument is that of telldir(3).
+            // SAFETY: the caller's argument is valid for telldir(3).
             None => unsafe { next(stream) },
             Some(stream) => stream.position() as c_long,
         }
@@ -145,7 +145,7 @@ wrap! {
 wrap! {
     fn seekdir(stream: *mut DIR, position: c_long) -> (), |next| {
         match own_stream(stream) {
-            // SAFETY: the caller's arguments are those of seekdir(3).
+            // SAFETY: the caller's arguments are valid for seekdir(3).
             None => unsafe { next(stream, position) },
             Some(stream) => stream.set_position(position as u64),
         }

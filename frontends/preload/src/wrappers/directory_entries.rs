@@ -62,7 +62,7 @@ unsafe fn buffer<'a>(buffer: *mut c_void, length: size_t) -> Outcome<&'a mut [u8
 
 wrap! {
     fn getdents64(fd: c_int, into: *mut c_void, length: size_t) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of getdents64(2).
+        // SAFETY: the caller's arguments are valid for getdents64(2).
         with_descriptor(fd, || unsafe { next(fd, into, length) }, |description| {
             // SAFETY: as above.
             fill(fd, description, unsafe { buffer(into, length) }?)
@@ -74,7 +74,7 @@ macro_rules! getdirentries {
     ($($name:ident),*) => {$(
         wrap! {
             fn $name(fd: c_int, into: *mut c_char, length: size_t, base: *mut off_t) -> ssize_t, |next| {
-                // SAFETY: the caller's arguments are those of getdirentries(3).
+                // SAFETY: the caller's arguments are valid for getdirentries(3).
                 with_descriptor(fd, || unsafe { next(fd, into, length, base) }, |description| {
                     let start = placeholder::position(borrow(fd))?;
                     // SAFETY: as above.

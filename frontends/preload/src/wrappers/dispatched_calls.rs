@@ -130,7 +130,7 @@ fn result_of(context: &mut ucontext_t, call: Call) -> Option<c_long> {
             }
             // A system call is not a cancellation point.
             let _disabled = CancellationDisabled::new();
-            // SAFETY: the arguments are those of the system call.
+            // SAFETY: the program has passed these arguments for the system call.
             match unsafe { system_calls::serve(number, arguments) } {
                 Some(result) => Some(as_kernel(result)),
                 None => native(call),
@@ -139,7 +139,7 @@ fn result_of(context: &mut ucontext_t, call: Call) -> Option<c_long> {
     }
 }
 
-/// Converts the result of a function of libc, -1 and `errno`, to that of a system call.
+/// Converts the result of a function of libc, -1 and `errno`, to the result of a system call.
 fn as_kernel(result: c_long) -> c_long {
     if result == -1 { -c_long::from(errno::get()) } else { result }
 }

@@ -17,13 +17,13 @@ use crate::placeholder;
 use crate::resolve::LastLink;
 use crate::wrappers::descriptor::close_descriptor;
 use crate::wrappers::open::open_entry;
-use crate::wrappers::{Found, Target, find};
+use crate::wrappers::{FoundEntry, Target, find};
 
 /// The descriptors that file actions refer to, by the addresses of the actions.
 static OPENED: Mutex<BTreeMap<usize, Vec<OwnedFd>>> = Mutex::new(BTreeMap::new());
 
 /// Opens a virtual file for a child, with a number above those that programs use.
-fn open_for_child(entry: Found, flags: c_int, mode: mode_t) -> Outcome<OwnedFd> {
+fn open_for_child(entry: FoundEntry, flags: c_int, mode: mode_t) -> Outcome<OwnedFd> {
     let number = inside(|| open_entry(entry.into_inner()?, flags | libc::O_CLOEXEC, mode))?;
     let high = inside(|| Ok(own_descriptors::duplicate(placeholder::borrow(number))?));
     // The child inherits the placeholder, so it must not be used for another file.
@@ -45,7 +45,7 @@ wrap! {
         flags: c_int,
         mode: mode_t,
     ) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of posix_spawn_file_actions_addopen(3).
+        // SAFETY: the caller's arguments are valid for posix_spawn_file_actions_addopen(3).
         match unsafe { find(libc::AT_FDCWD, path, LastLink::Follow) } {
             // SAFETY: as above.
             Ok(Target::Native) => unsafe { next(actions, fd, path, flags, mode) },
@@ -78,7 +78,7 @@ wrap! {
         actions: *mut posix_spawn_file_actions_t,
         path: *const c_char,
     ) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of posix_spawn_file_actions_addchdir_np(3).
+        // SAFETY: the caller's arguments are valid for posix_spawn_file_actions_addchdir_np(3).
         match unsafe { find(libc::AT_FDCWD, path, LastLink::Follow) } {
             // SAFETY: as above.
             Ok(Target::Virtual(entry)) if entry.is_tree() => unsafe { next(actions, path) },
@@ -101,7 +101,7 @@ wrap! {
                 Ok(())
             });
         }
-        // SAFETY: the caller's argument is that of posix_spawn_file_actions_destroy(3).
+        // SAFETY: the caller's argument is valid for posix_spawn_file_actions_destroy(3).
         unsafe { next(actions) }
     }
 }

@@ -29,8 +29,8 @@ fn statfs_of(dir: &VirtualDir) -> Outcome<libc::statfs> {
     let path = CString::new(dir.path.clone()).map_err(|_| Errno(libc::ENOENT))?;
     // SAFETY: the structure consists of integers, for which zero bytes are valid.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is a string, and the structure is valid. The call passes by the wrapper,
-    // because the library is serving a virtual file.
+    // SAFETY: the path is a string, and the structure is valid. The wrapper passes this call on to
+    // libc, because the library is serving a virtual file.
     match unsafe { libc::statfs(path.as_ptr(), &mut found) } {
         0 => Ok(found),
         _ => Err(Errno(errno::get())),
@@ -58,7 +58,7 @@ macro_rules! statfs_family {
     ($path:ident, $descriptor:ident, $type:ty, $of:ident) => {
         wrap! {
             fn $path(path: *const c_char, into: *mut $type) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of statfs(2).
+                // SAFETY: the caller's arguments are valid for statfs(2).
                 unsafe {
                     with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| next(path, into), |entry| {
                         entry.node()?;
@@ -70,7 +70,7 @@ macro_rules! statfs_family {
 
         wrap! {
             fn $descriptor(fd: c_int, into: *mut $type) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of fstatfs(2).
+                // SAFETY: the caller's arguments are valid for fstatfs(2).
                 with_descriptor(fd, || unsafe { next(fd, into) }, |description| fill(into, $of(description.dir())?))
             }
         }
@@ -108,7 +108,7 @@ fn limit(dir: &VirtualDir, name: c_int) -> Outcome<Option<c_long>> {
 
 wrap! {
     fn pathconf(path: *const c_char, name: c_int) -> c_long, |next| {
-        // SAFETY: the caller's arguments are those of pathconf(3).
+        // SAFETY: the caller's arguments are valid for pathconf(3).
         unsafe {
             with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| next(path, name), |entry| {
                 entry.node()?;
@@ -135,7 +135,7 @@ wrap! {
         flags: c_int,
     ) -> c_int, |next| {
         let unsupported = |dir| Err(refused("name_to_handle_at", Some(dir), Errno(libc::EOPNOTSUPP)));
-        // SAFETY: the caller's arguments are those of name_to_handle_at(2).
+        // SAFETY: the caller's arguments are valid for name_to_handle_at(2).
         unsafe {
             if flags & libc::AT_EMPTY_PATH != 0 && !path.is_null() && *path == 0 {
                 return with_descriptor(dirfd, || next(dirfd, path, handle, mount, flags), |description| unsupported(description.dir()));
@@ -151,7 +151,7 @@ wrap! {
 
 wrap! {
     fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of open_by_handle_at(2).
+        // SAFETY: the caller's arguments are valid for open_by_handle_at(2).
         with_descriptor(mount, || unsafe { next(mount, handle, flags) }, |description| {
             Err(refused("open_by_handle_at", Some(description.dir()), Errno(libc::EOPNOTSUPP)))
         })
@@ -163,7 +163,7 @@ wrap! {
 wrap! {
     fn inotify_add_watch(fd: c_int, path: *const c_char, mask: u32) -> c_int, |next| {
         let last_link = if mask & libc::IN_DONT_FOLLOW != 0 { LastLink::Keep } else { LastLink::Follow };
-        // SAFETY: the caller's arguments are those of inotify_add_watch(2).
+        // SAFETY: the caller's arguments are valid for inotify_add_watch(2).
         unsafe {
             with_path(libc::AT_FDCWD, path, last_link, |_, path| next(fd, path, mask), |entry| {
                 entry.node()?;
@@ -175,7 +175,7 @@ wrap! {
 
 wrap! {
     fn fanotify_mark(fd: c_int, flags: c_uint, mask: u64, dirfd: c_int, path: *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of fanotify_mark(2).
+        // SAFETY: the caller's arguments are valid for fanotify_mark(2).
         unsafe {
             if path.is_null() {
                 return with_descriptor(dirfd, || next(fd, flags, mask, dirfd, path), |description| {

@@ -7,7 +7,7 @@ use crate::next::wrap;
 use crate::variadic::{ArgumentList, variadic};
 use crate::wrappers::opened;
 
-// SAFETY: the signatures are those of the functions of libc.
+// SAFETY: the signatures match the functions of libc.
 unsafe extern "C" {
     fn open_memstream(text: *mut *mut c_char, length: *mut size_t) -> *mut FILE;
     fn vfprintf(stream: *mut FILE, format: *const c_char, list: *mut ArgumentList) -> c_int;
@@ -53,7 +53,7 @@ fn print(fd: c_int, format: impl FnOnce(*mut FILE) -> c_int) -> c_int {
 wrap! {
     fn vdprintf(fd: c_int, format: *const c_char, list: *mut ArgumentList) -> c_int, |next| {
         match opened(fd) {
-            // SAFETY: the caller's arguments are those of vdprintf(3).
+            // SAFETY: the caller's arguments are valid for vdprintf(3).
             None => unsafe { next(fd, format, list) },
             // SAFETY: as above; the list is used once.
             Some(_) => print(fd, |memory| unsafe { vfprintf(memory, format, list) }),
@@ -64,7 +64,7 @@ wrap! {
 wrap! {
     fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: *mut ArgumentList) -> c_int, |next| {
         match opened(fd) {
-            // SAFETY: the caller's arguments are those of vdprintf(3).
+            // SAFETY: the caller's arguments are valid for vdprintf(3).
             None => unsafe { next(fd, flag, format, list) },
             // SAFETY: as above; the list is used once.
             Some(_) => print(fd, |memory| unsafe { __vfprintf_chk(memory, flag, format, list) }),

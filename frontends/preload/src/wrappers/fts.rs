@@ -1,5 +1,5 @@
 //! fts(3): walks of trees with the structures of libc. The working directory is never changed, as
-//! with FTS_NOCHDIR. A walk uses the program's malloc, like those of `walks`.
+//! with FTS_NOCHDIR. A walk uses the program's malloc, like the functions of `walks`.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -154,7 +154,7 @@ unsafe fn free_list(mut entry: *mut Entry) {
 ///
 /// # Safety
 ///
-/// The entry is one of the walk.
+/// The entry belongs to the walk.
 unsafe fn status(walk: &Walk, entry: *mut Entry, follows: bool) -> c_ushort {
     // SAFETY: the caller's promise; the path is a string.
     unsafe {
@@ -234,7 +234,8 @@ unsafe fn sort(walk: &Walk, list: *mut Entry, count: usize) -> *mut Entry {
     }
 }
 
-/// Reads the entries of a directory. `None` if it cannot be read; its type says so then.
+/// Reads the entries of a directory. Returns `None` if the directory cannot be read; its type is
+/// then FTS_DNR.
 ///
 /// # Safety
 ///
@@ -302,7 +303,7 @@ unsafe fn read_dir(walk: &Walk, parent: *mut Entry, names_only: bool) -> Outcome
 ///
 /// # Safety
 ///
-/// The arguments are those of fts_open(3).
+/// The arguments are valid for fts_open(3).
 unsafe fn open(paths: *const *const c_char, options: c_int, compare: Compare) -> Outcome<*mut Walk> {
     if options & !FTS_OPTIONS != 0 {
         return Err(Errno(libc::EINVAL));
@@ -368,11 +369,11 @@ unsafe fn open_roots(walk: &mut Walk, paths: *const *const c_char) -> Outcome<()
     }
 }
 
-/// Makes the name of an entry that the program names the last one of its path.
+/// Shortens the name of an entry that the program names to the last component of its path.
 ///
 /// # Safety
 ///
-/// The entry is one of the walk.
+/// The entry belongs to the walk.
 unsafe fn shorten_name(entry: *mut Entry) {
     // SAFETY: the caller's promise; the new name is in the memory of the old one.
     unsafe {
@@ -392,7 +393,7 @@ unsafe fn shorten_name(entry: *mut Entry) {
 ///
 /// # Safety
 ///
-/// The entry is one of the walk.
+/// The entry belongs to the walk.
 unsafe fn enter(walk: &mut Walk, entry: *mut Entry) -> *mut Entry {
     // SAFETY: the caller's promise.
     unsafe {
@@ -415,7 +416,7 @@ unsafe fn enter(walk: &mut Walk, entry: *mut Entry) -> *mut Entry {
 ///
 /// The walk is open.
 unsafe fn read(walk: &mut Walk) -> Outcome<*mut Entry> {
-    // SAFETY: the caller's promise: the entries are those of the walk.
+    // SAFETY: the caller's promise: the entries belong to the walk.
     unsafe {
         if !walk.has_begun {
             walk.has_begun = true;
@@ -465,8 +466,8 @@ unsafe fn read(walk: &mut Walk) -> Outcome<*mut Entry> {
     }
 }
 
-/// Returns the entry after one whose content is complete: the next one of its directory that is not
-/// skipped, or the directory itself.
+/// Returns the entry that follows `current`, whose content was returned completely: the next entry
+/// of the same directory that is not skipped, or the directory itself.
 ///
 /// # Safety
 ///
@@ -548,7 +549,7 @@ macro_rules! fts {
     ($open:ident, $read:ident, $children:ident, $close:ident) => {
         wrap! {
             fn $open(paths: *const *const c_char, options: c_int, compare: Compare) -> *mut Walk, |next| {
-                // SAFETY: the caller's arguments are those of fts_open(3).
+                // SAFETY: the caller's arguments are valid for fts_open(3).
                 unsafe {
                     match is_used() && !paths.is_null() {
                         true => errno::reply_pointer(open(paths, options, compare)),
@@ -558,10 +559,10 @@ macro_rules! fts {
             }
         }
 
-        // All walks of a process with virtual directories are those of this library.
+        // In a process with virtual directories, this library has opened all walks.
         wrap! {
             fn $read(walk: *mut Walk) -> *mut Entry, |next| {
-                // SAFETY: the caller's argument is that of fts_read(3).
+                // SAFETY: the caller's argument is valid for fts_read(3).
                 unsafe {
                     match is_used() && !walk.is_null() {
                         true => errno::reply_pointer(read(&mut *walk)),
@@ -573,7 +574,7 @@ macro_rules! fts {
 
         wrap! {
             fn $children(walk: *mut Walk, options: c_int) -> *mut Entry, |next| {
-                // SAFETY: the caller's arguments are those of fts_children(3).
+                // SAFETY: the caller's arguments are valid for fts_children(3).
                 unsafe {
                     match is_used() && !walk.is_null() {
                         true => errno::reply_pointer(children(&mut *walk, options)),
@@ -585,7 +586,7 @@ macro_rules! fts {
 
         wrap! {
             fn $close(walk: *mut Walk) -> c_int, |next| {
-                // SAFETY: the caller's argument is that of fts_close(3).
+                // SAFETY: the caller's argument is valid for fts_close(3).
                 unsafe {
                     if !is_used() || walk.is_null() {
                         return next(walk);

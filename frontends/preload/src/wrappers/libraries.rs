@@ -3,7 +3,7 @@
 //! A library in a virtual directory is loaded from a copy in a memfd. RTLD_DEEPBIND is removed: a
 //! library that is loaded with it would call the functions of libc instead of those of this
 //! library. libc finds the caller's namespace and search path by the return address, so these
-//! functions continue in the next definitions, except in a window.
+//! functions jump to the next definitions instead of calling them, except in a window.
 //!
 //! In a window, the system calls of the dynamic linker for the search are dispatched to this
 //! library (`dispatch`), so that the dynamic linker finds libraries of indexed trees without
@@ -109,7 +109,7 @@ mod window {
         previous: *const LinkMap,
     }
 
-    // SAFETY: the signature is that of the function of libc.
+    // SAFETY: the signature matches the function of libc.
     unsafe extern "C" {
         fn dladdr1(
             address: *const c_void,
@@ -170,7 +170,7 @@ mod window {
         type Dlopen = unsafe extern "C-unwind" fn(*const c_char, c_int) -> *mut c_void;
         let dlopen: Dlopen = DLOPEN.function();
         let is_open = dispatch::open_window();
-        // SAFETY: the arguments are those of the program's call.
+        // SAFETY: the program has passed these arguments for its call.
         let handle = unsafe { dlopen(path, mode) };
         if is_open {
             dispatch::close_window();
@@ -195,15 +195,15 @@ extern "C" fn prepare_new_namespace(arguments: &mut Arguments) -> *const c_void 
     DLMOPEN.address()
 }
 
-/// Defines a function that calls `$prepare` with its first arguments, and then continues in the
-/// function that this returns, with the changed arguments and its own return address.
+/// Defines a function that calls `$prepare` with its first arguments, and then jumps to the
+/// function that `$prepare` returns, with the changed arguments and the unchanged return address.
 macro_rules! prepared {
     ($name:ident, $prepare:ident) => {
-        /// Continues in the next definition.
+        /// Jumps to the next definition.
         ///
         /// # Safety
         ///
-        /// The requirements are those of the function of libc.
+        /// The requirements of the function of libc apply.
         #[cfg(target_arch = "x86_64")]
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -222,11 +222,11 @@ macro_rules! prepared {
             )
         }
 
-        /// Continues in the next definition.
+        /// Jumps to the next definition.
         ///
         /// # Safety
         ///
-        /// The requirements are those of the function of libc.
+        /// The requirements of the function of libc apply.
         #[cfg(target_arch = "aarch64")]
         #[unsafe(no_mangle)]
         #[unsafe(naked)]

@@ -1,9 +1,9 @@
 //! Locks of virtual files: fcntl(2), flock(2) and lockf(3).
 //!
-//! The locks of fcntl(2) belong to the process. Those of open file descriptions, and of flock(2),
-//! belong to an open file in the process that opened it: a process that has inherited the
-//! descriptor cannot take or release them (ENOLCK), because the store's file system would take them
-//! for locks of another owner.
+//! The locks of fcntl(2) belong to the process. Locks of open file descriptions, and locks of
+//! flock(2), belong to an open file in the process that opened it: a process that has inherited the
+//! descriptor cannot take or release them (ENOLCK), because the store's file system would treat
+//! them as locks of another owner.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -22,11 +22,11 @@ use crate::pause::{Pauses, Waited};
 use crate::placeholder::{self, borrow};
 use crate::wrappers::opened;
 
-/// The owner of all locks of fcntl(2) of this process. The addresses of open files, which are the
-/// other owners, are even.
+/// The owner of all locks of fcntl(2) of this process. The other owners are addresses of open
+/// files, with the lowest bit set if the library itself takes the lock (`OpenFile::lock_owner`).
 const PROCESS: LockOwner = LockOwner(1);
 
-/// The process of a conflicting lock, which may be on another node.
+/// The process ID that is reported for a conflicting lock, whose process may be on another node.
 const UNKNOWN_PROCESS: libc::pid_t = -1;
 
 /// The files on which this process has taken a lock of fcntl(2): the number of the virtual
@@ -68,7 +68,7 @@ fn scope_of(fd: c_int, file: &OpenFile, range: &libc::flock) -> Outcome<LockScop
     };
     let first = u64::try_from(first).map_err(|_| invalid)?;
     let last = match last {
-        // The kernel takes a range up to the largest offset for one without end.
+        // The kernel treats a range up to the largest offset as a range without an end.
         None | Some(i64::MAX) => APPEND_BYTE - 1,
         Some(last) => u64::try_from(last).map_err(|_| invalid)?.min(APPEND_BYTE - 1),
     };
@@ -148,8 +148,8 @@ fn set_lock(
     })
 }
 
-/// Takes a lock, and waits for it if asked. Errors: EAGAIN if another owner has a conflicting one;
-/// EINTR if a signal arrives that interrupts system calls.
+/// Takes a lock. If `waits` is true, waits for it, otherwise fails with EAGAIN if another owner has
+/// a conflicting lock. Errors: EINTR if a signal arrives that interrupts system calls.
 fn take(
     description: &Arc<Description>,
     owner: LockOwner,
@@ -256,7 +256,7 @@ fn section(fd: c_int, description: &Arc<Description>, command: c_int, length: of
         }
         libc::F_TEST => {
             range.l_type = libc::F_RDLCK as _;
-            // SAFETY: the address is that of the structure.
+            // SAFETY: the address points to the structure.
             unsafe {
                 control(fd, description, libc::F_GETLK, (&raw mut range).expose_provenance() as c_ulong)
             }?;

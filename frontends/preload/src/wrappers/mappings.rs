@@ -28,7 +28,7 @@ fn copy_of(
     flags: c_int,
     start: off_t,
 ) -> Outcome<std::os::fd::OwnedFd> {
-    // As mmap(2) answers for a directory.
+    // mmap(2) returns ENODEV for a directory.
     let file = descriptors::file(description).map_err(|_| Errno(libc::ENODEV))?;
     let page_bytes = page_bytes();
     let start = u64::try_from(start).map_err(|_| Errno(libc::EINVAL))?;
@@ -102,7 +102,7 @@ macro_rules! mmap {
             ) -> *mut c_void, |next| {
                 let description = if flags & libc::MAP_ANONYMOUS == 0 { opened(fd) } else { None };
                 let Some(description) = description else {
-                    // SAFETY: the caller's arguments are those of mmap(2).
+                    // SAFETY: the caller's arguments are valid for mmap(2).
                     return unsafe { next(address, length, protection, flags, fd, start) };
                 };
                 match inside(|| copy_of(&description, length as u64, protection, flags, start)) {

@@ -58,8 +58,8 @@ unsafe fn bytes<'a>(path: *const c_char) -> &'a [u8] {
     unsafe { CStr::from_ptr(path) }.to_bytes()
 }
 
-/// The end of a path that a program passed.
-pub enum Target<V = Found> {
+/// The target of a path that a program passed.
+pub enum Target<V = FoundEntry> {
     /// Outside of the virtual directories, as the program named it.
     Native,
     /// Outside of the virtual directories, at another path.
@@ -67,12 +67,12 @@ pub enum Target<V = Found> {
     Virtual(V),
 }
 
-/// An entry that was found for a wrapper. It is dropped inside: this may close descriptors of the
-/// library, and must not change `errno`.
-pub struct Found(Option<Box<Entry>>);
+/// An entry that was found for a wrapper. It is dropped inside `guard::inside`: its drop may close
+/// descriptors of the library, and must not change `errno`.
+pub struct FoundEntry(Option<Box<Entry>>);
 
-impl Found {
-    /// Returns the entry, for code inside.
+impl FoundEntry {
+    /// Returns the entry, for code that runs inside `guard::inside`.
     pub fn into_inner(mut self) -> Outcome<Box<Entry>> {
         self.0.take().ok_or(Errno(libc::EIO))
     }
@@ -91,7 +91,7 @@ impl Found {
     }
 }
 
-impl Drop for Found {
+impl Drop for FoundEntry {
     fn drop(&mut self) {
         if let Some(entry) = self.0.take() {
             let _ = inside(move || {
@@ -102,19 +102,19 @@ impl Drop for Found {
     }
 }
 
-/// Returns the end of a path.
+/// Returns the target of a path.
 ///
 /// # Safety
 ///
 /// `path` is NULL or a string that ends with a NUL.
 pub unsafe fn find(dirfd: c_int, path: *const c_char, last_link: LastLink) -> Outcome<Target> {
     // SAFETY: the caller's promise.
-    unsafe { find_and(dirfd, path, last_link, |entry| Ok(Found(Some(entry)))) }
+    unsafe { find_and(dirfd, path, last_link, |entry| Ok(FoundEntry(Some(entry)))) }
 }
 
-/// Returns the end of a path, with the result of `ours` for an entry of a virtual directory. `ours`
-/// runs in the same section inside the library that finds the entry: the system calls with which a
-/// section begins and ends take longer than most calls that it serves.
+/// Returns the target of a path, with the result of `ours` for an entry of a virtual directory.
+/// `ours` runs in the same call of `guard::inside` that finds the entry: the system calls with
+/// which such a call begins and ends take longer than most operations in it.
 ///
 /// # Safety
 ///
@@ -130,7 +130,7 @@ unsafe fn find_and<T>(
     }
     // SAFETY: the caller's promise.
     let path = unsafe { bytes(path) };
-    if view::is_surely_native(path) && descriptors::number_in(path).is_none() {
+    if view::is_certainly_native(path) && descriptors::number_in(path).is_none() {
         return Ok(Target::Native);
     }
     inside(|| match locate(dirfd, path) {
@@ -144,8 +144,8 @@ unsafe fn find_and<T>(
     })
 }
 
-/// Calls `ours` for a path in a virtual directory, and `next` with the directory and the path to
-/// use for all others.
+/// Calls `ours` for a path in a virtual directory. Calls `next` for all other paths, with the
+/// directory and the path that libc must use.
 ///
 /// # Safety
 ///

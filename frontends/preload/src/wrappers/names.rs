@@ -30,14 +30,14 @@ fn make_dir(entry: &Entry, mode: mode_t) -> Outcome<c_int> {
 
 wrap! {
     fn mkdir(path: *const c_char, mode: mode_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of mkdir(2).
+        // SAFETY: the caller's arguments are valid for mkdir(2).
         unsafe { with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(path, mode), |entry| make_dir(entry, mode)) }
     }
 }
 
 wrap! {
     fn mkdirat(dirfd: c_int, path: *const c_char, mode: mode_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of mkdirat(2).
+        // SAFETY: the caller's arguments are valid for mkdirat(2).
         unsafe { with_path(dirfd, path, LastLink::Keep, |dirfd, path| next(dirfd, path, mode), |entry| make_dir(entry, mode)) }
     }
 }
@@ -62,28 +62,28 @@ fn make_node(entry: &Entry, mode: mode_t) -> Outcome<c_int> {
 
 wrap! {
     fn mknod(path: *const c_char, mode: mode_t, device: dev_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of mknod(2).
+        // SAFETY: the caller's arguments are valid for mknod(2).
         unsafe { with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(path, mode, device), |entry| make_node(entry, mode)) }
     }
 }
 
 wrap! {
     fn mknodat(dirfd: c_int, path: *const c_char, mode: mode_t, device: dev_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of mknodat(2).
+        // SAFETY: the caller's arguments are valid for mknodat(2).
         unsafe { with_path(dirfd, path, LastLink::Keep, |dirfd, path| next(dirfd, path, mode, device), |entry| make_node(entry, mode)) }
     }
 }
 
 wrap! {
     fn mkfifo(path: *const c_char, mode: mode_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of mkfifo(3).
+        // SAFETY: the caller's arguments are valid for mkfifo(3).
         unsafe { with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(path, mode), |entry| make_node(entry, mode | libc::S_IFIFO)) }
     }
 }
 
 wrap! {
     fn mkfifoat(dirfd: c_int, path: *const c_char, mode: mode_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of mkfifoat(3).
+        // SAFETY: the caller's arguments are valid for mkfifoat(3).
         unsafe { with_path(dirfd, path, LastLink::Keep, |dirfd, path| next(dirfd, path, mode), |entry| make_node(entry, mode | libc::S_IFIFO)) }
     }
 }
@@ -117,21 +117,21 @@ fn remove_file(entry: &Entry) -> Outcome<c_int> {
 
 wrap! {
     fn rmdir(path: *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's argument is that of rmdir(2).
+        // SAFETY: the caller's argument is valid for rmdir(2).
         unsafe { with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(path), remove_dir) }
     }
 }
 
 wrap! {
     fn unlink(path: *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's argument is that of unlink(2).
+        // SAFETY: the caller's argument is valid for unlink(2).
         unsafe { with_path(libc::AT_FDCWD, path, LastLink::KeepUnread, |_, path| next(path), remove_file) }
     }
 }
 
 wrap! {
     fn unlinkat(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of unlinkat(2).
+        // SAFETY: the caller's arguments are valid for unlinkat(2).
         unsafe {
             let removes_dir = flags & libc::AT_REMOVEDIR != 0;
             let last_link = if removes_dir { LastLink::Keep } else { LastLink::KeepUnread };
@@ -147,7 +147,7 @@ wrap! {
 
 wrap! {
     fn remove(path: *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's argument is that of remove(3).
+        // SAFETY: the caller's argument is valid for remove(3).
         unsafe {
             with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(path), |entry| {
                 match entry.node()?.kind {
@@ -179,10 +179,10 @@ fn rename_entry(from: &Entry, to: &Entry, mode: Rename) -> Outcome<c_int> {
     if mode == Rename::Exchange {
         to.node()?;
     }
-    if from.path != to.path && is_at_or_below(&to.path, &from.path).is_some() {
+    if from.path != to.path && path_at_or_below(&to.path, &from.path).is_some() {
         return Err(Errno(libc::EINVAL));
     }
-    if mode == Rename::Replace && from.path != to.path && is_at_or_below(&from.path, &to.path).is_some() {
+    if mode == Rename::Replace && from.path != to.path && path_at_or_below(&from.path, &to.path).is_some() {
         return Err(Errno(libc::ENOTEMPTY));
     }
     // A file that was not published yet would not be found by its new name in another process.
@@ -203,7 +203,7 @@ fn publish_named(entry: &Entry) -> Outcome<()> {
     for (fd, description) in descriptors::all() {
         if let Description::File(file) = &*description
             && file.dir.number == entry.dir.number
-            && is_at_or_below(&file.path(), &entry.path).is_some()
+            && path_at_or_below(&file.path(), &entry.path).is_some()
         {
             file.publish(crate::placeholder::borrow(fd), crate::placeholder::Part::WholePages)?;
         }
@@ -211,8 +211,8 @@ fn publish_named(entry: &Entry) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the part of `path` below `base`, if it is there.
-fn is_at_or_below<'p>(path: &'p [u8], base: &[u8]) -> Option<&'p [u8]> {
+/// Returns the part of `path` below `base`, if `path` is `base` or a path below it.
+fn path_at_or_below<'p>(path: &'p [u8], base: &[u8]) -> Option<&'p [u8]> {
     let rest = path.strip_prefix(base)?;
     (rest.is_empty() || rest[0] == b'/').then_some(rest)
 }
@@ -227,10 +227,10 @@ fn follow_rename(from: &Entry, to: &Entry, mode: Rename) -> Outcome<()> {
         if number != from.dir.number {
             continue;
         }
-        let new = if let Some(rest) = is_at_or_below(&path, &from.path) {
+        let new = if let Some(rest) = path_at_or_below(&path, &from.path) {
             [&to.path, rest].concat()
         } else if mode == Rename::Exchange
-            && let Some(rest) = is_at_or_below(&path, &to.path)
+            && let Some(rest) = path_at_or_below(&path, &to.path)
         {
             [&from.path, rest].concat()
         } else {
@@ -279,7 +279,8 @@ unsafe fn rename_paths(
     })
 }
 
-/// Calls `ours` if both ends are virtual, and `next` if neither is. It is an error if one is.
+/// Calls `ours` if both paths are virtual, and `next` if both are native. Errors: EXDEV if only one
+/// of them is virtual.
 fn with_two_paths(
     ends: (Outcome<Target>, Outcome<Target>),
     (from_fd, from): (c_int, *const c_char),
@@ -303,7 +304,7 @@ fn with_two_paths(
     }
 }
 
-/// Returns the directory and the path of a native end.
+/// Returns the directory and the path of a native target, for libc.
 fn native(target: &Target, dirfd: c_int, path: *const c_char) -> (c_int, *const c_char) {
     match target {
         Target::Elsewhere(path) => (libc::AT_FDCWD, path.as_ptr()),
@@ -313,28 +314,29 @@ fn native(target: &Target, dirfd: c_int, path: *const c_char) -> (c_int, *const 
 
 wrap! {
     fn rename(from: *const c_char, to: *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of rename(2).
+        // SAFETY: the caller's arguments are valid for rename(2).
         unsafe { rename_paths((libc::AT_FDCWD, from), (libc::AT_FDCWD, to), 0, |_, from, _, to| next(from, to)) }
     }
 }
 
 wrap! {
     fn renameat(from_fd: c_int, from: *const c_char, to_fd: c_int, to: *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of renameat(2).
+        // SAFETY: the caller's arguments are valid for renameat(2).
         unsafe { rename_paths((from_fd, from), (to_fd, to), 0, |from_fd, from, to_fd, to| next(from_fd, from, to_fd, to)) }
     }
 }
 
 wrap! {
     fn renameat2(from_fd: c_int, from: *const c_char, to_fd: c_int, to: *const c_char, flags: c_uint) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of renameat2(2).
+        // SAFETY: the caller's arguments are valid for renameat2(2).
         unsafe {
             rename_paths((from_fd, from), (to_fd, to), flags, |from_fd, from, to_fd, to| next(from_fd, from, to_fd, to, flags))
         }
     }
 }
 
-/// Gives a file another name. Errors: EPERM if its files have one name only, as in log stores.
+/// Gives a file another name. Errors: EPERM if the store does not support hard links, as a log
+/// store.
 fn link_entry(from: &Entry, to: &Entry) -> Outcome<c_int> {
     let linked = from.node()?;
     require_missing(to)?;
@@ -370,7 +372,7 @@ unsafe fn link_paths(
 
 wrap! {
     fn link(from: *const c_char, to: *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of link(2).
+        // SAFETY: the caller's arguments are valid for link(2).
         unsafe { link_paths((libc::AT_FDCWD, from), (libc::AT_FDCWD, to), LastLink::Keep, |_, from, _, to| next(from, to)) }
     }
 }
@@ -378,7 +380,7 @@ wrap! {
 wrap! {
     fn linkat(from_fd: c_int, from: *const c_char, to_fd: c_int, to: *const c_char, flags: c_int) -> c_int, |next| {
         let last_link = if flags & libc::AT_SYMLINK_FOLLOW != 0 { LastLink::Follow } else { LastLink::Keep };
-        // SAFETY: the caller's arguments are those of linkat(2).
+        // SAFETY: the caller's arguments are valid for linkat(2).
         unsafe {
             link_paths((from_fd, from), (to_fd, to), last_link, |from_fd, from, to_fd, to| next(from_fd, from, to_fd, to, flags))
         }
@@ -410,14 +412,14 @@ unsafe fn make_symlink(entry: &Entry, target: *const c_char) -> Outcome<c_int> {
 
 wrap! {
     fn symlink(target: *const c_char, path: *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of symlink(2).
+        // SAFETY: the caller's arguments are valid for symlink(2).
         unsafe { with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(target, path), |entry| make_symlink(entry, target)) }
     }
 }
 
 wrap! {
     fn symlinkat(target: *const c_char, dirfd: c_int, path: *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of symlinkat(2).
+        // SAFETY: the caller's arguments are valid for symlinkat(2).
         unsafe { with_path(dirfd, path, LastLink::Keep, |dirfd, path| next(target, dirfd, path), |entry| make_symlink(entry, target)) }
     }
 }
@@ -441,21 +443,21 @@ unsafe fn read_link(entry: &Entry, into: *mut c_char, space: size_t) -> Outcome<
 
 wrap! {
     fn readlink(path: *const c_char, into: *mut c_char, space: size_t) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of readlink(2).
+        // SAFETY: the caller's arguments are valid for readlink(2).
         unsafe { with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(path, into, space), |entry| read_link(entry, into, space)) }
     }
 }
 
 wrap! {
     fn readlinkat(dirfd: c_int, path: *const c_char, into: *mut c_char, space: size_t) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of readlinkat(2).
+        // SAFETY: the caller's arguments are valid for readlinkat(2).
         unsafe { with_path(dirfd, path, LastLink::Keep, |dirfd, path| next(dirfd, path, into, space), |entry| read_link(entry, into, space)) }
     }
 }
 
 wrap! {
     fn __readlink_chk(path: *const c_char, into: *mut c_char, space: size_t, size: size_t) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of readlink(2), and the size of the buffer.
+        // SAFETY: the caller's arguments are valid for readlink(2), and the buffer's size.
         unsafe { with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(path, into, space, size), |entry| read_link(entry, into, space.min(size))) }
     }
 }
@@ -467,18 +469,18 @@ wrap! {
     }
 }
 
-// The functions of programs that were linked with a glibc older than 2.33.
+// Programs that were linked with a glibc older than 2.33 call these functions.
 
 wrap! {
     fn __xmknod(version: c_int, path: *const c_char, mode: mode_t, device: *mut dev_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are a version and those of mknod(2).
+        // SAFETY: the caller's arguments are a version and valid arguments of mknod(2).
         unsafe { with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(version, path, mode, device), |entry| make_node(entry, mode)) }
     }
 }
 
 wrap! {
     fn __xmknodat(version: c_int, dirfd: c_int, path: *const c_char, mode: mode_t, device: *mut dev_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are a version and those of mknodat(2).
+        // SAFETY: the caller's arguments are a version and valid arguments of mknodat(2).
         unsafe { with_path(dirfd, path, LastLink::Keep, |dirfd, path| next(version, dirfd, path, mode, device), |entry| make_node(entry, mode)) }
     }
 }

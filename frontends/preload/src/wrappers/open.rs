@@ -26,7 +26,7 @@ const OPEN_RACES_MAX: usize = 100;
 
 wrap! {
     fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of open(2).
+        // SAFETY: the caller's arguments are valid for open(2).
         unsafe { open_at(libc::AT_FDCWD, path, flags, mode, |_, path, flags| next(path, flags, mode)) }
     }
 }
@@ -40,7 +40,7 @@ wrap! {
 
 wrap! {
     fn openat(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of openat(2).
+        // SAFETY: the caller's arguments are valid for openat(2).
         unsafe { open_at(dirfd, path, flags, mode, |dirfd, path, flags| next(dirfd, path, flags, mode)) }
     }
 }
@@ -55,7 +55,7 @@ wrap! {
 wrap! {
     fn creat(path: *const c_char, mode: mode_t) -> c_int, |next| {
         let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-        // SAFETY: the caller's arguments are those of creat(2).
+        // SAFETY: the caller's arguments are valid for creat(2).
         unsafe { open_at(libc::AT_FDCWD, path, flags, mode, |_, path, _| next(path, mode)) }
     }
 }
@@ -68,7 +68,7 @@ wrap! {
     }
 }
 
-// The functions that open(2) becomes in programs compiled with _FORTIFY_SOURCE.
+// Programs that were compiled with _FORTIFY_SOURCE call these functions instead of open(2).
 
 wrap! {
     fn __open_2(path: *const c_char, flags: c_int) -> c_int, |next| {
@@ -179,7 +179,8 @@ fn open_uncounted(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<c_in
     let is_dir = entry.found.as_ref().is_some_and(|found| found.kind == Kind::Dir);
     let is_dir = is_dir || flags & libc::O_DIRECTORY != 0;
     let kept = kept_flags(flags) | if is_dir { libc::O_DIRECTORY } else { 0 };
-    // First, so that it gets the lowest free number, as POSIX requires.
+    // The placeholder is created before the file is opened, so that it gets the lowest free number,
+    // as POSIX requires.
     let sharings = descriptors::sharings();
     let fd = spare_placeholders::take_or_create(&Header { flags: kept, path }, closes)?;
     let description = match is_dir {
@@ -205,7 +206,7 @@ fn open_original(entry: &Entry, flags: c_int) -> Outcome<Option<c_int>> {
         return Err(Errno(libc::ENOTDIR));
     }
     if found.kind != Kind::File || flags & libc::O_PATH != 0 {
-        // The kernel knows how to open other kinds, and opens them itself.
+        // Files of other kinds are opened by the kernel itself.
         return open_natively(entry, flags).map(Some);
     }
     if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
@@ -225,7 +226,8 @@ fn open_original(entry: &Entry, flags: c_int) -> Outcome<Option<c_int>> {
     };
     let closes = flags & libc::O_CLOEXEC != 0;
     let fd = match std::os::fd::AsRawFd::as_raw_fd(&fd) {
-        // It was opened with a number of the library's own.
+        // The backend has opened the file with a number in the range of the library's own
+        // descriptors.
         number if crate::own_descriptors::contains(number) => rustix::io::fcntl_dupfd_cloexec(&fd, 0)?,
         _ => fd,
     };
@@ -312,7 +314,7 @@ fn open_or_create(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<(Ope
             check_access(&found, open)?;
             match fs.open_as(&context, found.node(), open) {
                 Ok(file) => return Ok(((found, file), (dir, path))),
-                // Another process has removed it meanwhile.
+                // Another process has removed the file meanwhile.
                 Err(error) if creates && matches!(error.errno(), libc::ENOENT | libc::ESTALE) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -332,8 +334,8 @@ fn open_or_create(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<(Ope
     Err(Errno(libc::EAGAIN))
 }
 
-/// Checks the permissions of a file as the kernel does at open(2). Those of directories are checked
-/// by the store.
+/// Checks the permissions of a file as the kernel does at open(2). The store checks the permissions
+/// of directories.
 fn check_access(found: &NodeRef<'_>, open: OpenMode) -> Outcome<()> {
     let wanted = if open.read { libc::R_OK } else { 0 } | if open.write { libc::W_OK } else { 0 };
     crate::access::check_access(found, wanted, true)
@@ -348,8 +350,8 @@ pub fn new_entry(mode: mode_t) -> NewEntry {
     }
 }
 
-/// The umask of the process, or `UNKNOWN_MASK`. A mask that another process sets, which shares it
-/// by clone(2) with CLONE_FS, is not noticed.
+/// The umask of the process, or `UNKNOWN_MASK`. A change by another process that shares the umask
+/// (CLONE_FS of clone(2)) is not noticed.
 static MASK: AtomicU32 = AtomicU32::new(UNKNOWN_MASK);
 
 /// Stands for a mask that is not known. A mask has nine bits.
@@ -357,7 +359,7 @@ const UNKNOWN_MASK: u32 = u32::MAX;
 
 wrap! {
     fn umask(mask: mode_t) -> mode_t, |next| {
-        // SAFETY: the caller's argument is that of umask(2).
+        // SAFETY: the caller's argument is valid for umask(2).
         let before = unsafe { next(mask) };
         MASK.store(mask & 0o777, Ordering::Relaxed);
         before

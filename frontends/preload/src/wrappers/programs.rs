@@ -21,7 +21,7 @@ use crate::resolve::{Entry, LastLink};
 use crate::supervise;
 use crate::variadic::{ArgumentList, variadic};
 use crate::view;
-use crate::wrappers::{Found, Target, bytes, find};
+use crate::wrappers::{FoundEntry, Target, bytes, find};
 
 /// The largest program that is executed from a virtual directory, in bytes.
 const PROGRAM_BYTES_MAX: u64 = 4 << 30;
@@ -31,7 +31,8 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
-/// Prepares the open files for an exec. If it fails, they are opened again at their next use.
+/// Prepares the open files for an exec. If the exec fails, the files are opened again at their next
+/// use.
 fn before_exec() -> Outcome<()> {
     process::publish_all(Part::WholePages)?;
     process::close_files()?;
@@ -55,7 +56,7 @@ pub(super) fn program_copy(entry: &Entry, wanted: c_int) -> Outcome<c_int> {
     Ok(placeholder::leak(copy))
 }
 
-/// Returns how a virtual program is started.
+/// Returns the way in which a virtual program is started.
 fn inspect_virtual(entry: &Entry) -> Outcome<Program> {
     let found = entry.node()?;
     if found.kind != Kind::File {
@@ -129,7 +130,7 @@ fn libc_execve() -> Execve {
 ///
 /// # Safety
 ///
-/// The arguments are those of execve(2).
+/// The arguments are valid for execve(2).
 pub(super) unsafe fn execute(
     path: *const c_char,
     environment: *const *const c_char,
@@ -237,7 +238,7 @@ unsafe fn has_virtual_argument(argv: *const *const c_char) -> bool {
     // SAFETY: the caller's promise; the element after one that is not NULL exists.
     unsafe {
         while !next.is_null() && !(*next).is_null() {
-            if bytes(*next).starts_with(b"/") && !view::is_surely_native(bytes(*next)) {
+            if bytes(*next).starts_with(b"/") && !view::is_certainly_native(bytes(*next)) {
                 return true;
             }
             next = next.add(1);
@@ -253,7 +254,7 @@ unsafe fn has_virtual_argument(argv: *const *const c_char) -> bool {
 ///
 /// As for `execute`.
 unsafe fn execute_virtual(
-    entry: Found,
+    entry: FoundEntry,
     path: *const c_char,
     environment: &Environment,
     argv: *const *const c_char,
@@ -285,7 +286,7 @@ unsafe fn execute_virtual(
         Ok(Started::Copy(copy)) => errno::reply(inside(|| {
             let copy = placeholder::own(copy);
             before_exec()?;
-            // SAFETY: the pointers are those of the caller and of `environment`; the path is empty.
+            // SAFETY: the pointers belong to the caller and to `environment`; the path is empty.
             unsafe {
                 libc::syscall(
                     libc::SYS_execveat,
@@ -303,14 +304,14 @@ unsafe fn execute_virtual(
 
 wrap! {
     fn execve(path: *const c_char, argv: *const *const c_char, environment: *const *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of execve(2).
+        // SAFETY: the caller's arguments are valid for execve(2).
         unsafe { execute(path, environment, argv, |path, environment| next(path, argv, environment)) }
     }
 }
 
 wrap! {
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of execv(3); `environ` is the program's own.
+        // SAFETY: the caller's arguments are valid for execv(3); `environ` is the program's own.
         unsafe { execve(path, argv, environ) }
     }
 }
@@ -318,7 +319,7 @@ wrap! {
 wrap! {
     fn execvpe(name: *const c_char, argv: *const *const c_char, environment: *const *const c_char) -> c_int, |next| {
         if name.is_null() || is_inside() || !view::is_active() {
-            // SAFETY: the caller's arguments are those of execvpe(3).
+            // SAFETY: the caller's arguments are valid for execvpe(3).
             return unsafe { next(name, argv, environment) };
         }
         // SAFETY: as above.
@@ -339,7 +340,7 @@ wrap! {
 ///
 /// # Safety
 ///
-/// The arguments are those of execve(2), and the path is not NULL.
+/// The arguments are valid for execve(2), and the path is not NULL.
 unsafe fn execute_or_interpret(
     path: *const c_char,
     argv: *const *const c_char,
@@ -360,12 +361,12 @@ unsafe fn execute_or_interpret(
 
 wrap! {
     fn execvp(name: *const c_char, argv: *const *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of execvp(3); `environ` is the program's own.
+        // SAFETY: the caller's arguments are valid for execvp(3); `environ` is the program's own.
         unsafe { execvpe(name, argv, environ) }
     }
 }
 
-/// Returns the path of a program that PATH leads to.
+/// Returns the path of a program that is found with the variable PATH.
 ///
 /// # Safety
 ///
@@ -414,7 +415,7 @@ wrap! {
     fn fexecve(fd: c_int, argv: *const *const c_char, environment: *const *const c_char) -> c_int, |next| {
         match crate::wrappers::opened(fd) {
             None => {
-                // SAFETY: the caller's arguments are those of fexecve(3). The path is not used.
+                // SAFETY: the caller's arguments are valid for fexecve(3). The path is not used.
                 unsafe { execute(std::ptr::null(), environment, argv, |_, environment| next(fd, argv, environment)) }
             }
             Some(description) => {
@@ -481,7 +482,7 @@ unsafe fn collected(arguments: &mut ArgumentList) -> Vec<*const c_char> {
 
 /// # Safety
 ///
-/// The arguments are those of execl(3).
+/// The arguments are valid for execl(3).
 unsafe extern "C" fn execl_with_list(path: *const c_char, arguments: &mut ArgumentList) -> c_int {
     // SAFETY: the caller's promise; `environ` is the program's own.
     unsafe { execve(path, collected(arguments).as_ptr(), environ) }
@@ -489,7 +490,7 @@ unsafe extern "C" fn execl_with_list(path: *const c_char, arguments: &mut Argume
 
 /// # Safety
 ///
-/// The arguments are those of execle(3).
+/// The arguments are valid for execle(3).
 unsafe extern "C" fn execle_with_list(path: *const c_char, arguments: &mut ArgumentList) -> c_int {
     // SAFETY: the caller's promise; the environment follows NULL.
     unsafe {
@@ -500,7 +501,7 @@ unsafe extern "C" fn execle_with_list(path: *const c_char, arguments: &mut Argum
 
 /// # Safety
 ///
-/// The arguments are those of execlp(3).
+/// The arguments are valid for execlp(3).
 unsafe extern "C" fn execlp_with_list(name: *const c_char, arguments: &mut ArgumentList) -> c_int {
     // SAFETY: the caller's promise; `environ` is the program's own.
     unsafe { execvpe(name, collected(arguments).as_ptr(), environ) }
@@ -519,7 +520,7 @@ variadic!(
     own_execlp, 1, "rsi", "x1", execlp_with_list
 );
 
-/// Returns the function in which an exec with a list of arguments continues.
+/// Returns the function to which an exec with a list of arguments jumps.
 fn list_exec(own: *const c_void, next: &Next) -> *const c_void {
     match view::is_active() && !is_inside() {
         true => own,
@@ -542,16 +543,16 @@ extern "C" fn execlp_function() -> *const c_void {
     list_exec(own_execlp as *const c_void, &EXECLP)
 }
 
-/// Defines a function that calls `$choose`, and then continues in the function that this returns,
-/// with its own arguments and return address: a function with a list of arguments, or one that
-/// returns twice.
+/// Defines a function that calls `$choose`, and then jumps to the function that `$choose` returns,
+/// with unchanged arguments and return address. This is needed for a function that has a list of
+/// arguments, or that returns twice.
 macro_rules! continue_in {
     ($name:ident, $choose:ident) => {
-        /// Continues in the next definition.
+        /// Jumps to the function that serves the call.
         ///
         /// # Safety
         ///
-        /// The requirements are those of the function of libc.
+        /// The requirements of the function of libc apply.
         #[cfg(target_arch = "x86_64")]
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -578,11 +579,11 @@ macro_rules! continue_in {
             )
         }
 
-        /// Continues in the next definition.
+        /// Jumps to the function that serves the call.
         ///
         /// # Safety
         ///
-        /// The requirements are those of the function of libc.
+        /// The requirements of the function of libc apply.
         #[cfg(target_arch = "aarch64")]
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -627,7 +628,7 @@ wrap! {
 wrap! {
     fn system(command: *const c_char) -> c_int, |next| {
         publish_before();
-        // SAFETY: the caller's argument is that of system(3).
+        // SAFETY: the caller's argument is valid for system(3).
         let status = unsafe { next(command) };
         crate::ended_children::add();
         status
@@ -638,7 +639,7 @@ wrap! {
 ///
 /// # Safety
 ///
-/// The arguments are those of posix_spawn(3).
+/// The arguments are valid for posix_spawn(3).
 unsafe fn spawn(
     path: *const c_char,
     argv: *const *const c_char,
@@ -684,11 +685,11 @@ unsafe fn spawn(
 
 const SHELL: &CStr = c"/bin/sh";
 
-/// Returns the arguments of a shell that executes a program. The strings are those of the caller.
+/// Returns the arguments of a shell that executes a program. The strings belong to the caller.
 ///
 /// # Safety
 ///
-/// The arguments are those of execve(2).
+/// The arguments are valid for execve(2).
 unsafe fn shell_command(path: *const c_char, argv: *const *const c_char) -> Outcome<Vec<*const c_char>> {
     let mut words = vec![SHELL.as_ptr(), c"-c".as_ptr(), c"exec \"$0\" \"$@\"".as_ptr()];
     // SAFETY: the caller's promise.
@@ -702,7 +703,7 @@ unsafe fn shell_command(path: *const c_char, argv: *const *const c_char) -> Outc
 ///
 /// # Safety
 ///
-/// The arguments are those of posix_spawn(3).
+/// The arguments are valid for posix_spawn(3).
 unsafe fn spawn_native(
     path: *const c_char,
     argv: *const *const c_char,
@@ -736,7 +737,7 @@ wrap! {
         argv: *const *const c_char,
         environment: *const *const c_char,
     ) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of posix_spawn(3).
+        // SAFETY: the caller's arguments are valid for posix_spawn(3).
         unsafe { spawn(path, argv, environment, |path, argv, environment| next(pid, path, actions, attributes, argv, environment)) }
     }
 }
@@ -750,7 +751,7 @@ wrap! {
         argv: *const *const c_char,
         environment: *const *const c_char,
     ) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of posix_spawnp(3).
+        // SAFETY: the caller's arguments are valid for posix_spawnp(3).
         unsafe {
             let has_slash = !name.is_null() && bytes(name).contains(&b'/');
             let found = if has_slash { None } else { found_in_path(name) };

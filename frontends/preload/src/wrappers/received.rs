@@ -53,7 +53,7 @@ fn is_used() -> bool {
 
 wrap! {
     fn recvmsg(socket: c_int, message: *mut msghdr, flags: c_int) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of recvmsg(2).
+        // SAFETY: the caller's arguments are valid for recvmsg(2).
         unsafe {
             let received = next(socket, message, flags);
             if received >= 0 && (*message).msg_controllen > 0 && is_used() {
@@ -66,7 +66,7 @@ wrap! {
 
 wrap! {
     fn recvmmsg(socket: c_int, messages: *mut mmsghdr, number: c_uint, flags: c_int, timeout: *mut timespec) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of recvmmsg(2).
+        // SAFETY: the caller's arguments are valid for recvmmsg(2).
         unsafe {
             let received = next(socket, messages, number, flags, timeout);
             for position in 0..received.max(0) as usize {
@@ -83,7 +83,7 @@ wrap! {
 // The receiver opens the file again, and must see the data written so far.
 wrap! {
     fn sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of sendmsg(2).
+        // SAFETY: the caller's arguments are valid for sendmsg(2).
         unsafe {
             if !message.is_null() && (*message).msg_controllen > 0 {
                 publish_before();
@@ -95,7 +95,7 @@ wrap! {
 
 wrap! {
     fn sendmmsg(socket: c_int, messages: *mut mmsghdr, number: c_uint, flags: c_int) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of sendmmsg(2).
+        // SAFETY: the caller's arguments are valid for sendmmsg(2).
         unsafe {
             let has_control = |position: usize| (*messages.add(position)).msg_hdr.msg_controllen > 0;
             if !messages.is_null() && (0..number as usize).any(has_control) {

@@ -47,7 +47,7 @@ macro_rules! masks {
     ($($name:ident),*) => {$(
         wrap! {
             fn $name(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of sigprocmask(2).
+                // SAFETY: the caller's arguments are valid for sigprocmask(2).
                 unsafe {
                     let set = Mask::new(set, selector::is_on() && how != libc::SIG_UNBLOCK);
                     next(how, set.as_ptr(), old)
@@ -61,14 +61,14 @@ masks!(sigprocmask, pthread_sigmask);
 
 wrap! {
     fn sigsuspend(set: *const sigset_t) -> c_int, |next| {
-        // SAFETY: the caller's argument is that of sigsuspend(2).
+        // SAFETY: the caller's argument is valid for sigsuspend(2).
         unsafe { next(Mask::new(set, selector::is_on()).as_ptr()) }
     }
 }
 
 wrap! {
     fn ppoll(polled: *mut pollfd, count: nfds_t, timeout: *const timespec, set: *const sigset_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of ppoll(2).
+        // SAFETY: the caller's arguments are valid for ppoll(2).
         unsafe { next(polled, count, timeout, Mask::new(set, selector::is_on()).as_ptr()) }
     }
 }
@@ -82,7 +82,7 @@ wrap! {
         timeout: *const timespec,
         set: *const sigset_t,
     ) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of pselect(2).
+        // SAFETY: the caller's arguments are valid for pselect(2).
         unsafe { next(count, readable, writable, exceptional, timeout, Mask::new(set, selector::is_on()).as_ptr()) }
     }
 }
@@ -95,14 +95,14 @@ wrap! {
         timeout_ms: c_int,
         set: *const sigset_t,
     ) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of epoll_pwait(2).
+        // SAFETY: the caller's arguments are valid for epoll_pwait(2).
         unsafe { next(fd, events, count, timeout_ms, Mask::new(set, selector::is_on()).as_ptr()) }
     }
 }
 
 wrap! {
     fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of sigaction(2).
+        // SAFETY: the caller's arguments are valid for sigaction(2).
         unsafe {
             if signal == libc::SIGSYS && dispatch::is_installed() {
                 let previous = dispatch::change_disposition((!new.is_null()).then(|| new.read()));
@@ -136,7 +136,7 @@ macro_rules! handlers {
                 if signal == libc::SIGSYS && dispatch::is_installed() {
                     return set_handler(handler);
                 }
-                // SAFETY: the caller's arguments are those of signal(2).
+                // SAFETY: the caller's arguments are valid for signal(2).
                 unsafe { next(signal, handler) }
             }
         }
@@ -156,7 +156,7 @@ wrap! {
             }
             dispatch::note_filter();
         }
-        // SAFETY: the caller's arguments are those of prctl(2).
+        // SAFETY: the caller's arguments are valid for prctl(2).
         unsafe { next(operation, a, b, c, d) }
     }
 }

@@ -43,8 +43,8 @@ fn fill<T>(into: *mut T, value: T) -> Outcome<c_int> {
     Ok(0)
 }
 
-/// Replaces the attributes of a file in memory by those of the original in its tree. `result` is
-/// the result of the system call that has filled `into`.
+/// Replaces the attributes of a file in memory by the attributes of the original in its tree.
+/// `result` is the result of the system call that has filled `into`.
 ///
 /// # Safety
 ///
@@ -63,7 +63,7 @@ unsafe fn of_original(result: c_int, into: *mut libc::stat) -> c_int {
     result
 }
 
-/// Does the same for statx(2).
+/// As [`of_original`], for statx(2).
 ///
 /// # Safety
 ///
@@ -108,7 +108,7 @@ macro_rules! stat_family {
     ($stat:ident, $lstat:ident, $fstat:ident, $fstatat:ident) => {
         wrap! {
             fn $stat(path: *const c_char, into: *mut libc::stat) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of stat(2).
+                // SAFETY: the caller's arguments are valid for stat(2).
                 unsafe {
                     with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| of_original(next(path, into), into), |entry| stat_entry(entry, into))
                 }
@@ -117,7 +117,7 @@ macro_rules! stat_family {
 
         wrap! {
             fn $lstat(path: *const c_char, into: *mut libc::stat) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of lstat(2).
+                // SAFETY: the caller's arguments are valid for lstat(2).
                 unsafe {
                     with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| of_original(next(path, into), into), |entry| stat_entry(entry, into))
                 }
@@ -126,14 +126,14 @@ macro_rules! stat_family {
 
         wrap! {
             fn $fstat(fd: c_int, into: *mut libc::stat) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of fstat(2).
+                // SAFETY: the caller's arguments are valid for fstat(2).
                 with_descriptor(fd, || unsafe { of_original(next(fd, into), into) }, |description| stat_descriptor(description, into))
             }
         }
 
         wrap! {
             fn $fstatat(dirfd: c_int, path: *const c_char, into: *mut libc::stat, flags: c_int) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of fstatat(2).
+                // SAFETY: the caller's arguments are valid for fstatat(2).
                 unsafe {
                     if is_descriptor_itself(path, flags) {
                         return with_descriptor(dirfd, || of_original(next(dirfd, path, into, flags), into), |description| stat_descriptor(description, into));
@@ -148,12 +148,12 @@ macro_rules! stat_family {
 stat_family!(stat, lstat, fstat, fstatat);
 stat_family!(stat64, lstat64, fstat64, fstatat64);
 
-// The functions of programs that were linked with a glibc older than 2.33.
+// Programs that were linked with a glibc older than 2.33 call these functions.
 macro_rules! old_stat_family {
     ($stat:ident, $lstat:ident, $fstat:ident, $fstatat:ident) => {
         wrap! {
             fn $stat(version: c_int, path: *const c_char, into: *mut libc::stat) -> c_int, |next| {
-                // SAFETY: the caller's arguments are a version and those of stat(2).
+                // SAFETY: the caller's arguments are a version and valid arguments of stat(2).
                 unsafe {
                     with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| of_original(next(version, path, into), into), |entry| stat_entry(entry, into))
                 }
@@ -162,7 +162,7 @@ macro_rules! old_stat_family {
 
         wrap! {
             fn $lstat(version: c_int, path: *const c_char, into: *mut libc::stat) -> c_int, |next| {
-                // SAFETY: the caller's arguments are a version and those of lstat(2).
+                // SAFETY: the caller's arguments are a version and valid arguments of lstat(2).
                 unsafe {
                     with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| of_original(next(version, path, into), into), |entry| stat_entry(entry, into))
                 }
@@ -171,14 +171,14 @@ macro_rules! old_stat_family {
 
         wrap! {
             fn $fstat(version: c_int, fd: c_int, into: *mut libc::stat) -> c_int, |next| {
-                // SAFETY: the caller's arguments are a version and those of fstat(2).
+                // SAFETY: the caller's arguments are a version and valid arguments of fstat(2).
                 with_descriptor(fd, || unsafe { of_original(next(version, fd, into), into) }, |description| stat_descriptor(description, into))
             }
         }
 
         wrap! {
             fn $fstatat(version: c_int, dirfd: c_int, path: *const c_char, into: *mut libc::stat, flags: c_int) -> c_int, |next| {
-                // SAFETY: the caller's arguments are a version and those of fstatat(2).
+                // SAFETY: the caller's arguments are a version and valid arguments of fstatat(2).
                 unsafe {
                     if is_descriptor_itself(path, flags) {
                         return with_descriptor(dirfd, || of_original(next(version, dirfd, path, into, flags), into), |description| stat_descriptor(description, into));
@@ -195,7 +195,7 @@ old_stat_family!(__xstat64, __lxstat64, __fxstat64, __fxstatat64);
 
 wrap! {
     fn statx(dirfd: c_int, path: *const c_char, flags: c_int, mask: c_uint, into: *mut libc::statx) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of statx(2).
+        // SAFETY: the caller's arguments are valid for statx(2).
         unsafe {
             if is_descriptor_itself(path, flags) {
                 return with_descriptor(dirfd, || of_original_x(next(dirfd, path, flags, mask, into), into), |description| {
@@ -229,7 +229,7 @@ macro_rules! access_family {
     ($($name:ident $effective:literal),*) => {$(
         wrap! {
             fn $name(path: *const c_char, mode: c_int) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of access(2).
+                // SAFETY: the caller's arguments are valid for access(2).
                 unsafe {
                     with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| next(path, mode), |entry| access_entry(entry, mode, $effective))
                 }
@@ -243,7 +243,7 @@ access_family!(access false, euidaccess true, eaccess true);
 wrap! {
     fn faccessat(dirfd: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, |next| {
         const FLAGS: c_int = libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
-        // SAFETY: the caller's arguments are those of faccessat(2).
+        // SAFETY: the caller's arguments are valid for faccessat(2).
         unsafe {
             if flags & !FLAGS != 0 || mode & !(libc::R_OK | libc::W_OK | libc::X_OK) != 0 {
                 return next(dirfd, path, mode, flags); // the kernel returns the error
@@ -279,7 +279,7 @@ fn permissions(mode: mode_t) -> Change {
 
 wrap! {
     fn chmod(path: *const c_char, mode: mode_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of chmod(2).
+        // SAFETY: the caller's arguments are valid for chmod(2).
         unsafe {
             with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| next(path, mode), |entry| change_entry(entry, &permissions(mode)))
         }
@@ -288,7 +288,7 @@ wrap! {
 
 wrap! {
     fn lchmod(path: *const c_char, mode: mode_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of chmod(2).
+        // SAFETY: the caller's arguments are valid for chmod(2).
         unsafe {
             with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(path, mode), |entry| {
                 match entry.node()?.kind {
@@ -309,7 +309,7 @@ wrap! {
 
 wrap! {
     fn fchmodat(dirfd: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of fchmodat(2).
+        // SAFETY: the caller's arguments are valid for fchmodat(2).
         unsafe {
             with_path(dirfd, path, last_link(flags), |dirfd, path| next(dirfd, path, mode, flags), |entry| {
                 match entry.node()?.kind {
@@ -329,7 +329,7 @@ fn owners(uid: uid_t, gid: gid_t) -> Change {
 
 wrap! {
     fn chown(path: *const c_char, uid: uid_t, gid: gid_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of chown(2).
+        // SAFETY: the caller's arguments are valid for chown(2).
         unsafe {
             with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| next(path, uid, gid), |entry| change_entry(entry, &owners(uid, gid)))
         }
@@ -338,7 +338,7 @@ wrap! {
 
 wrap! {
     fn lchown(path: *const c_char, uid: uid_t, gid: gid_t) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of lchown(2).
+        // SAFETY: the caller's arguments are valid for lchown(2).
         unsafe {
             with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(path, uid, gid), |entry| change_entry(entry, &owners(uid, gid)))
         }
@@ -354,7 +354,7 @@ wrap! {
 
 wrap! {
     fn fchownat(dirfd: c_int, path: *const c_char, uid: uid_t, gid: gid_t, flags: c_int) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of fchownat(2).
+        // SAFETY: the caller's arguments are valid for fchownat(2).
         unsafe {
             if is_descriptor_itself(path, flags) {
                 return with_descriptor(dirfd, || change_native(dirfd, || next(dirfd, path, uid, gid, flags)), |description| change_descriptor(description, &owners(uid, gid)));
@@ -414,7 +414,7 @@ unsafe fn microseconds_of(times: *const timeval) -> Outcome<Change> {
 
 wrap! {
     fn utimensat(dirfd: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of utimensat(2).
+        // SAFETY: the caller's arguments are valid for utimensat(2).
         unsafe {
             if path.is_null() || is_descriptor_itself(path, flags) {
                 return with_descriptor(dirfd, || change_native(dirfd, || next(dirfd, path, times, flags)), |description| change_descriptor(description, &times_of(times)?));
@@ -426,7 +426,7 @@ wrap! {
 
 wrap! {
     fn futimens(fd: c_int, times: *const timespec) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of futimens(3).
+        // SAFETY: the caller's arguments are valid for futimens(3).
         unsafe {
             with_descriptor(fd, || change_native(fd, || next(fd, times)), |description| change_descriptor(description, &times_of(times)?))
         }
@@ -435,7 +435,7 @@ wrap! {
 
 wrap! {
     fn utimes(path: *const c_char, times: *const timeval) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of utimes(2).
+        // SAFETY: the caller's arguments are valid for utimes(2).
         unsafe {
             with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| next(path, times), |entry| change_entry(entry, &microseconds_of(times)?))
         }
@@ -444,7 +444,7 @@ wrap! {
 
 wrap! {
     fn lutimes(path: *const c_char, times: *const timeval) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of lutimes(3).
+        // SAFETY: the caller's arguments are valid for lutimes(3).
         unsafe {
             with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(path, times), |entry| change_entry(entry, &microseconds_of(times)?))
         }
@@ -453,7 +453,7 @@ wrap! {
 
 wrap! {
     fn futimes(fd: c_int, times: *const timeval) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of futimes(3).
+        // SAFETY: the caller's arguments are valid for futimes(3).
         unsafe {
             with_descriptor(fd, || change_native(fd, || next(fd, times)), |description| change_descriptor(description, &microseconds_of(times)?))
         }
@@ -462,7 +462,7 @@ wrap! {
 
 wrap! {
     fn futimesat(dirfd: c_int, path: *const c_char, times: *const timeval) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of futimesat(2).
+        // SAFETY: the caller's arguments are valid for futimesat(2).
         unsafe {
             with_path(dirfd, path, LastLink::Follow, |dirfd, path| next(dirfd, path, times), |entry| change_entry(entry, &microseconds_of(times)?))
         }
@@ -471,7 +471,7 @@ wrap! {
 
 wrap! {
     fn utime(path: *const c_char, times: *const utimbuf) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of utime(2).
+        // SAFETY: the caller's arguments are valid for utime(2).
         unsafe {
             with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| next(path, times), |entry| {
                 let modified = match times.is_null() {

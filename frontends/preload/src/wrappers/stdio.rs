@@ -19,7 +19,7 @@ use crate::wrappers::{Target, find, if_virtual, opened};
 /// The permissions of new files, before the umask.
 const NEW_FILE_MODE: libc::mode_t = 0o666;
 
-// SAFETY: the signatures are those of the functions of libc.
+// SAFETY: the signatures match the functions of libc.
 unsafe extern "C" {
     fn fflush(stream: *mut FILE) -> c_int;
     fn __fpurge(stream: *mut FILE);
@@ -143,7 +143,7 @@ macro_rules! fopen {
     ($($name:ident),*) => {$(
         wrap! {
             fn $name(path: *const c_char, mode: *const c_char) -> *mut FILE, |next| {
-                // SAFETY: the caller's arguments are those of fopen(3).
+                // SAFETY: the caller's arguments are valid for fopen(3).
                 unsafe { open_stream(path, mode, |path| next(path, mode)) }
             }
         }
@@ -172,7 +172,7 @@ fn prepare(fd: c_int, description: &Description, mode: Mode) -> Outcome<()> {
 wrap! {
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE, |next| {
         let Some(description) = opened(fd) else {
-            // SAFETY: the caller's arguments are those of fdopen(3).
+            // SAFETY: the caller's arguments are valid for fdopen(3).
             return unsafe { next(fd, mode) };
         };
         // SAFETY: as above.
@@ -223,7 +223,7 @@ unsafe fn open_again(path: *const c_char, own: c_int, mode: Mode) -> Outcome<c_i
 ///
 /// # Safety
 ///
-/// The arguments are those of freopen(3).
+/// The arguments are valid for freopen(3).
 unsafe fn reopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> Outcome<*mut FILE> {
     // SAFETY: the caller's promise.
     let (mode, number) = unsafe { (mode_of(mode)?, libc::fileno(stream)) };
@@ -272,7 +272,7 @@ macro_rules! freopen {
         wrap! {
             fn $name(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE, |next| {
                 if is_inside() || !view::is_active() || mode.is_null() || stream.is_null() {
-                    // SAFETY: the caller's arguments are those of freopen(3).
+                    // SAFETY: the caller's arguments are valid for freopen(3).
                     return unsafe { next(path, mode, stream) };
                 }
                 let is_custom = streams::descriptor(stream).is_some();
@@ -328,7 +328,7 @@ tmpfile!(tmpfile, tmpfile64);
 wrap! {
     fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE, |next| {
         publish_before();
-        // SAFETY: the caller's arguments are those of popen(3).
+        // SAFETY: the caller's arguments are valid for popen(3).
         unsafe { next(command, mode) }
     }
 }
@@ -346,7 +346,7 @@ macro_rules! fileno {
     ($($name:ident),*) => {$(
         wrap! {
             fn $name(stream: *mut FILE) -> c_int, |next| {
-                // SAFETY: the caller's argument is that of fileno(3).
+                // SAFETY: the caller's argument is valid for fileno(3).
                 streams::descriptor(stream).unwrap_or_else(|| unsafe { next(stream) })
             }
         }
@@ -359,7 +359,7 @@ wrap! {
     fn fclose(stream: *mut FILE) -> c_int, |next| {
         if streams::descriptor(stream).is_some() {
             streams::forget(stream);
-            // SAFETY: the caller's argument is that of fclose(3).
+            // SAFETY: the caller's argument is valid for fclose(3).
             return unsafe { next(stream) };
         }
         // The descriptor of a stream of libc may have become virtual by dup2(2); libc then writes

@@ -34,8 +34,8 @@ fn creates_process(number: c_long) -> bool {
     number == libc::SYS_clone || number == libc::SYS_clone3
 }
 
-/// Chooses the function in which a system call continues. It is not called by it, because a system
-/// call such as vfork(2) may return twice.
+/// Returns the function that serves a system call. `syscall` jumps to it instead of calling it,
+/// because a system call such as vfork(2) may return twice.
 extern "C" fn chosen(number: c_long) -> *const c_void {
     next!(SYSCALL, c"syscall");
     if number == libc::SYS_seccomp {
@@ -56,7 +56,7 @@ continue_in!(syscall, chosen);
 ///
 /// # Safety
 ///
-/// The arguments are those of the system call.
+/// The arguments are valid for the system call.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn serve(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c_long> {
     let is_served = !is_inside() && is_dispatched(number) && view::is_active();
@@ -90,7 +90,7 @@ macro_rules! dispatched {
         ///
         /// # Safety
         ///
-        /// The arguments are those of the system call.
+        /// The arguments are valid for the system call.
         #[allow(clippy::too_many_arguments)]
         unsafe extern "C" fn call(
             number: c_long,
@@ -243,11 +243,12 @@ fn advise(fd: c_int, start: i64, length: i64, advice: c_int) -> c_int {
     }
 }
 
-/// The system call accepts no path and changes the times of the descriptor then.
+/// utimensat(2) as a system call accepts NULL as the path, and then changes the times of the
+/// descriptor.
 ///
 /// # Safety
 ///
-/// The arguments are those of the system call.
+/// The arguments are valid for the system call.
 unsafe fn change_times(
     dirfd: c_int,
     path: *const c_char,
@@ -263,7 +264,7 @@ unsafe fn change_times(
     }
 }
 
-/// The system call returns the length of the path with its NUL.
+/// getcwd(2) as a system call returns the length of the path with its NUL.
 ///
 /// # Safety
 ///
@@ -285,7 +286,7 @@ unsafe fn current_dir(into: *mut c_char, space: usize) -> c_long {
 ///
 /// # Safety
 ///
-/// The arguments are those of the system call.
+/// The arguments are valid for the system call.
 unsafe fn open_how(dirfd: c_long, path: c_long, how: c_long, length: c_long) -> c_long {
     let text = constant::<c_char>(path);
     // SAFETY: the caller's promise.
@@ -301,7 +302,8 @@ unsafe fn open_how(dirfd: c_long, path: c_long, how: c_long, length: c_long) -> 
     }
 }
 
-/// The kernel cannot serve virtual files in a ring. Programs use other calls if it has none.
+/// The kernel cannot serve virtual files with io_uring. Programs use other calls if the kernel does
+/// not have io_uring.
 fn no_ring() -> c_long {
     errno::reply(Err(refused("io_uring_setup", None, Errno(libc::ENOSYS))))
 }
@@ -320,7 +322,7 @@ wrap! {
         environment: *const *const c_char,
         flags: c_int,
     ) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of execveat(2).
+        // SAFETY: the caller's arguments are valid for execveat(2).
         unsafe {
             if is_inside() || !view::is_active() || path.is_null() {
                 return next(dirfd, path, argv, environment, flags);

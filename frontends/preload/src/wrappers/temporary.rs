@@ -1,5 +1,5 @@
-//! Functions that create files and directories with new names: mkstemp(3) and its relatives. Those
-//! of libc open the files by internal calls.
+//! Functions that create files and directories with new names: mkstemp(3) and its relatives. The
+//! functions of libc open the files by internal calls.
 
 use std::ffi::CString;
 
@@ -41,8 +41,8 @@ fn random_name() -> [u8; 6] {
     random.map(|byte| LETTERS[byte as usize % LETTERS.len()])
 }
 
-/// Replaces the end of a template until `create` succeeds. Errors: EINVAL for a template without
-/// its end; EEXIST if all names exist.
+/// Replaces `XXXXXX` in a template until `create` succeeds. Errors: EINVAL if the template does not
+/// have it before the suffix; EEXIST if all names exist.
 ///
 /// # Safety
 ///
@@ -87,21 +87,21 @@ macro_rules! mkstemp {
     ($plain:ident, $flags:ident, $suffix:ident, $suffix_flags:ident) => {
         wrap! {
             fn $plain(template: *mut c_char) -> c_int, |next| {
-                // SAFETY: the caller's argument is that of mkstemp(3).
+                // SAFETY: the caller's argument is valid for mkstemp(3).
                 unsafe { if is_virtual(template) { create_file(template, 0, 0) } else { next(template) } }
             }
         }
 
         wrap! {
             fn $flags(template: *mut c_char, flags: c_int) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of mkostemp(3).
+                // SAFETY: the caller's arguments are valid for mkostemp(3).
                 unsafe { if is_virtual(template) { create_file(template, 0, flags) } else { next(template, flags) } }
             }
         }
 
         wrap! {
             fn $suffix(template: *mut c_char, suffix_bytes: c_int) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of mkstemps(3).
+                // SAFETY: the caller's arguments are valid for mkstemps(3).
                 unsafe {
                     if is_virtual(template) { create_file(template, suffix_bytes, 0) } else { next(template, suffix_bytes) }
                 }
@@ -110,7 +110,7 @@ macro_rules! mkstemp {
 
         wrap! {
             fn $suffix_flags(template: *mut c_char, suffix_bytes: c_int, flags: c_int) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of mkostemps(3).
+                // SAFETY: the caller's arguments are valid for mkostemps(3).
                 unsafe {
                     if is_virtual(template) {
                         create_file(template, suffix_bytes, flags)
@@ -128,7 +128,7 @@ mkstemp!(mkstemp64, mkostemp64, mkstemps64, mkostemps64);
 
 wrap! {
     fn mkdtemp(template: *mut c_char) -> *mut c_char, |next| {
-        // SAFETY: the caller's argument is that of mkdtemp(3).
+        // SAFETY: the caller's argument is valid for mkdtemp(3).
         unsafe {
             if !is_virtual(template) {
                 return next(template);
@@ -138,7 +138,8 @@ wrap! {
     }
 }
 
-/// Returns 0 if no file has this name, as a function that creates one.
+/// Returns 0 if no file has this name, and otherwise -1 with `errno`, like a function that creates
+/// a file.
 ///
 /// # Safety
 ///
@@ -156,7 +157,7 @@ unsafe fn require_missing(path: *const c_char) -> c_int {
 
 wrap! {
     fn mktemp(template: *mut c_char) -> *mut c_char, |next| {
-        // SAFETY: the caller's argument is that of mktemp(3).
+        // SAFETY: the caller's argument is valid for mktemp(3).
         unsafe {
             if !is_virtual(template) {
                 return next(template);
@@ -173,7 +174,7 @@ wrap! {
 wrap! {
     fn tempnam(dir: *const c_char, prefix: *const c_char) -> *mut c_char, |next| {
         if !crate::view::is_active() || crate::guard::is_inside() {
-            // SAFETY: the caller's arguments are those of tempnam(3).
+            // SAFETY: the caller's arguments are valid for tempnam(3).
             return unsafe { next(dir, prefix) };
         }
         // SAFETY: the arguments are NULL or strings.

@@ -71,8 +71,8 @@ wrap! {
         settings: *const termios,
         size: *const winsize,
     ) -> pid_t, |next| {
-        // SAFETY: the caller's arguments are those of forkpty(3). The pointers that openpty(3) does
-        // not change are constant there, too.
+        // SAFETY: the caller's arguments are valid for forkpty(3). The pointers that openpty(3)
+        // does not change are constant there, too.
         unsafe {
             if !is_standard_virtual() {
                 return next(primary, name, settings, size);

@@ -54,14 +54,14 @@ wrap! {
         function: Start<*mut c_void>,
         argument: *mut c_void,
     ) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of pthread_create(3).
+        // SAFETY: the caller's arguments are valid for pthread_create(3).
         create(function, argument, |function, argument| unsafe { next(thread, attributes, function, argument) })
     }
 }
 
 wrap! {
     fn thrd_create(thread: *mut c_void, function: Start<c_int>, argument: *mut c_void) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of thrd_create(3).
+        // SAFETY: the caller's arguments are valid for thrd_create(3).
         create(function, argument, |function, argument| unsafe { next(thread, function, argument) })
     }
 }

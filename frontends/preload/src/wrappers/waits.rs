@@ -17,35 +17,35 @@ fn waited(result: pid_t) -> pid_t {
 
 wrap! {
     fn wait(status: *mut c_int) -> pid_t, |next| {
-        // SAFETY: the caller's argument is that of wait(2).
+        // SAFETY: the caller's argument is valid for wait(2).
         waited(unsafe { next(status) })
     }
 }
 
 wrap! {
     fn waitpid(pid: pid_t, status: *mut c_int, options: c_int) -> pid_t, |next| {
-        // SAFETY: the caller's arguments are those of waitpid(2).
+        // SAFETY: the caller's arguments are valid for waitpid(2).
         waited(unsafe { next(pid, status, options) })
     }
 }
 
 wrap! {
     fn wait3(status: *mut c_int, options: c_int, usage: *mut rusage) -> pid_t, |next| {
-        // SAFETY: the caller's arguments are those of wait3(2).
+        // SAFETY: the caller's arguments are valid for wait3(2).
         waited(unsafe { next(status, options, usage) })
     }
 }
 
 wrap! {
     fn wait4(pid: pid_t, status: *mut c_int, options: c_int, usage: *mut rusage) -> pid_t, |next| {
-        // SAFETY: the caller's arguments are those of wait4(2).
+        // SAFETY: the caller's arguments are valid for wait4(2).
         waited(unsafe { next(pid, status, options, usage) })
     }
 }
 
 wrap! {
     fn waitid(kind: idtype_t, id: id_t, information: *mut siginfo_t, options: c_int) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of waitid(2).
+        // SAFETY: the caller's arguments are valid for waitid(2).
         let result = unsafe { next(kind, id, information, options) };
         if result == 0 {
             ended_children::add();

@@ -1,6 +1,7 @@
-//! Functions that read whole directories: scandir(3), glob(3), ftw(3) and nftw(3). Those of libc
-//! open directories by internal calls. They call functions of the program, so they do not run
-//! inside of `guard::inside`, and use the program's malloc instead of the library's allocator.
+//! Functions that read whole directories: scandir(3), glob(3), ftw(3) and nftw(3). The functions of
+//! libc open directories by internal calls. The functions here call functions of the program, so
+//! they do not run inside `guard::inside`, and use the program's malloc instead of the library's
+//! allocator.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -49,7 +50,7 @@ unsafe fn free_entries(entries: *mut *mut dirent64, count: usize) {
 ///
 /// # Safety
 ///
-/// The arguments are those of scandir(3).
+/// The arguments are valid for scandir(3).
 unsafe fn scan_stream(
     stream: *mut DIR,
     select: Select,
@@ -106,7 +107,7 @@ unsafe fn scan_stream(
 ///
 /// # Safety
 ///
-/// The arguments are those of scandirat(3).
+/// The arguments are valid for scandirat(3).
 unsafe fn scan(
     dirfd: c_int,
     path: *const c_char,
@@ -141,7 +142,7 @@ macro_rules! scandir {
     ($scandir:ident, $scandirat:ident) => {
         wrap! {
             fn $scandir(path: *const c_char, list: *mut *mut *mut dirent64, select: Select, compare: Compare) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of scandir(3).
+                // SAFETY: the caller's arguments are valid for scandir(3).
                 unsafe {
                     match is_used() {
                         true => errno::reply(scan(libc::AT_FDCWD, path, list, select, compare)),
@@ -153,7 +154,7 @@ macro_rules! scandir {
 
         wrap! {
             fn $scandirat(dirfd: c_int, path: *const c_char, list: *mut *mut *mut dirent64, select: Select, compare: Compare) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of scandirat(3).
+                // SAFETY: the caller's arguments are valid for scandirat(3).
                 unsafe {
                     match is_used() {
                         true => errno::reply(scan(dirfd, path, list, select, compare)),
@@ -196,10 +197,10 @@ macro_rules! glob {
         wrap! {
             fn $name(pattern: *const c_char, flags: c_int, on_error: GlobError, result: *mut Glob) -> c_int, |next| {
                 if !is_used() || result.is_null() || flags & GLOB_ALTDIRFUNC != 0 {
-                    // SAFETY: the caller's arguments are those of glob(3).
+                    // SAFETY: the caller's arguments are valid for glob(3).
                     return unsafe { next(pattern, flags, on_error, result) };
                 }
-                // SAFETY: as above. The functions are those of this library.
+                // SAFETY: as above. The assigned functions are the wrappers of this library.
                 unsafe {
                     (*result).close_dir = Some(libc::closedir);
                     (*result).read_dir = Some(libc::readdir64);
@@ -435,7 +436,7 @@ impl Walk {
 ///
 /// # Safety
 ///
-/// The arguments are those of nftw(3).
+/// The arguments are valid for nftw(3).
 unsafe fn walk(path: *const c_char, function: Callback, flags: c_int) -> Outcome<c_int> {
     // SAFETY: the caller's promise.
     let start = unsafe { crate::wrappers::bytes(path) };
@@ -482,7 +483,8 @@ unsafe fn walk(path: *const c_char, function: Callback, flags: c_int) -> Outcome
 }
 
 impl Walk {
-    /// Visits the start. With FTW_CHDIR its function is called in the directory that has it.
+    /// Visits the start of the walk. With FTW_CHDIR, its parent is then the working directory when
+    /// the function of the program is called.
     fn start(&mut self, base: usize, before: c_int) -> Outcome<c_int> {
         if !self.has(FTW_CHDIR) || base == 0 {
             return self.visit(base, 0, before);
@@ -523,7 +525,7 @@ macro_rules! ftw {
     ($old:ident, $new:ident) => {
         wrap! {
             fn $old(path: *const c_char, function: Visit, descriptors: c_int) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of ftw(3).
+                // SAFETY: the caller's arguments are valid for ftw(3).
                 unsafe {
                     match is_used() && !path.is_null() {
                         true => errno::reply(walk(path, Callback::Old(function), 0)),
@@ -535,7 +537,7 @@ macro_rules! ftw {
 
         wrap! {
             fn $new(path: *const c_char, function: VisitAt, descriptors: c_int, flags: c_int) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of nftw(3).
+                // SAFETY: the caller's arguments are valid for nftw(3).
                 unsafe {
                     match is_used() && !path.is_null() {
                         true => errno::reply(walk(path, Callback::New(function), flags)),

@@ -33,7 +33,7 @@ struct ConversionState {
     value: u32,
 }
 
-// SAFETY: the signatures are those of the functions of libc.
+// SAFETY: the signatures match the functions of libc.
 unsafe extern "C" {
     fn mbrtowc(
         into: *mut wchar_t,
@@ -68,7 +68,8 @@ impl Locked {
         Some(Locked(stream))
     }
 
-    /// Makes the stream one of wide characters. False if it is one of bytes.
+    /// Sets the orientation of the stream to wide characters. Returns false if it is a stream of
+    /// bytes.
     fn is_wide(&self) -> bool {
         streams::orientation(self.0, 1).is_some_and(|orientation| orientation > 0)
     }
@@ -115,7 +116,8 @@ impl Locked {
         WEOF
     }
 
-    /// Writes characters. False on failure; the characters before an invalid one are written.
+    /// Writes characters. Returns false on failure; the characters before an invalid one are
+    /// written.
     fn write(&self, characters: impl Iterator<Item = wchar_t>) -> bool {
         if !self.is_wide() {
             return false;
@@ -208,7 +210,7 @@ macro_rules! get {
         wrap! {
             fn $name(stream: *mut FILE) -> WideInt, |next| {
                 match Locked::new(stream) {
-                    // SAFETY: the caller's argument is that of fgetwc(3).
+                    // SAFETY: the caller's argument is valid for fgetwc(3).
                     None => unsafe { next(stream) },
                     Some(stream) => stream.read(),
                 }
@@ -248,7 +250,7 @@ macro_rules! put {
         wrap! {
             fn $name(character: wchar_t, stream: *mut FILE) -> WideInt, |next| {
                 match Locked::new(stream) {
-                    // SAFETY: the caller's arguments are those of fputwc(3).
+                    // SAFETY: the caller's arguments are valid for fputwc(3).
                     None => unsafe { next(character, stream) },
                     Some(stream) => put(&stream, character),
                 }
@@ -280,7 +282,7 @@ macro_rules! get_line {
         wrap! {
             fn $name(into: *mut wchar_t, space: c_int, stream: *mut FILE) -> *mut wchar_t, |next| {
                 match Locked::new(stream) {
-                    // SAFETY: the caller's arguments are those of fgetws(3).
+                    // SAFETY: the caller's arguments are valid for fgetws(3).
                     None => unsafe { next(into, space, stream) },
                     // SAFETY: as above.
                     Some(stream) => unsafe { stream.read_line(into, usize::try_from(space).unwrap_or(0)) },
@@ -298,7 +300,7 @@ macro_rules! get_line_checked {
             fn $name(into: *mut wchar_t, size: size_t, space: c_int, stream: *mut FILE) -> *mut wchar_t, |next| {
                 let fits = usize::try_from(space).is_ok_and(|space| space <= size);
                 match Locked::new(stream).filter(|_| fits) {
-                    // SAFETY: the caller's arguments are those of fgetws(3). libc ends the program
+                    // SAFETY: the caller's arguments are valid for fgetws(3). libc ends the program
                     // if the line may be longer than the space.
                     None => unsafe { next(into, size, space, stream) },
                     // SAFETY: as above.
@@ -326,7 +328,7 @@ macro_rules! put_string {
         wrap! {
             fn $name(text: *const wchar_t, stream: *mut FILE) -> c_int, |next| {
                 match Locked::new(stream) {
-                    // SAFETY: the caller's arguments are those of fputws(3).
+                    // SAFETY: the caller's arguments are valid for fputws(3).
                     None => unsafe { next(text, stream) },
                     // SAFETY: as above.
                     Some(stream) => match stream.write(unsafe { characters(text) }) {
@@ -344,7 +346,7 @@ put_string!(fputws, fputws_unlocked);
 wrap! {
     fn ungetwc(character: WideInt, stream: *mut FILE) -> WideInt, |next| {
         match Locked::new(stream) {
-            // SAFETY: the caller's arguments are those of ungetwc(3).
+            // SAFETY: the caller's arguments are valid for ungetwc(3).
             None => unsafe { next(character, stream) },
             Some(stream) => stream.put_back(character),
         }
@@ -354,7 +356,7 @@ wrap! {
 wrap! {
     fn fwide(stream: *mut FILE, mode: c_int) -> c_int, |next| {
         match streams::orientation(stream, mode) {
-            // SAFETY: the caller's arguments are those of fwide(3).
+            // SAFETY: the caller's arguments are valid for fwide(3).
             None => unsafe { next(stream, mode) },
             Some(orientation) => orientation,
         }
@@ -385,7 +387,7 @@ fn print(stream: &Locked, format: impl FnOnce(*mut FILE) -> c_int) -> c_int {
 wrap! {
     fn vfwprintf(stream: *mut FILE, format: *const wchar_t, list: *mut ArgumentList) -> c_int, |next| {
         match Locked::new(stream) {
-            // SAFETY: the caller's arguments are those of vfwprintf(3).
+            // SAFETY: the caller's arguments are valid for vfwprintf(3).
             None => unsafe { next(stream, format, list) },
             // SAFETY: as above; the list is used once.
             Some(stream) => print(&stream, |memory| unsafe { next(memory, format, list) }),
@@ -396,7 +398,7 @@ wrap! {
 wrap! {
     fn __vfwprintf_chk(stream: *mut FILE, flag: c_int, format: *const wchar_t, list: *mut ArgumentList) -> c_int, |next| {
         match Locked::new(stream) {
-            // SAFETY: the caller's arguments are those of vfwprintf(3).
+            // SAFETY: the caller's arguments are valid for vfwprintf(3).
             None => unsafe { next(stream, flag, format, list) },
             // SAFETY: as above; the list is used once.
             Some(stream) => print(&stream, |memory| unsafe { next(memory, flag, format, list) }),
@@ -406,14 +408,14 @@ wrap! {
 
 wrap! {
     fn vwprintf(format: *const wchar_t, list: *mut ArgumentList) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of vwprintf(3).
+        // SAFETY: the caller's arguments are valid for vwprintf(3).
         unsafe { vfwprintf(streams::standard_stream(1), format, list) }
     }
 }
 
 wrap! {
     fn __vwprintf_chk(flag: c_int, format: *const wchar_t, list: *mut ArgumentList) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of vwprintf(3).
+        // SAFETY: the caller's arguments are valid for vwprintf(3).
         unsafe { __vfwprintf_chk(streams::standard_stream(1), flag, format, list) }
     }
 }
@@ -445,7 +447,7 @@ macro_rules! scan {
         wrap! {
             fn $list(stream: *mut FILE, format: *const wchar_t, list: *mut ArgumentList) -> c_int, |next| {
                 match Locked::new(stream) {
-                    // SAFETY: the caller's arguments are those of vfwscanf(3).
+                    // SAFETY: the caller's arguments are valid for vfwscanf(3).
                     None => unsafe { next(stream, format, list) },
                     Some(stream) => {
                         stream.fail(refused("fwscanf", None, Errno(libc::ENOTSUP)));
@@ -457,7 +459,7 @@ macro_rules! scan {
 
         wrap! {
             fn $standard_list(format: *const wchar_t, list: *mut ArgumentList) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of vwscanf(3).
+                // SAFETY: the caller's arguments are valid for vwscanf(3).
                 unsafe { $list(streams::standard_stream(0), format, list) }
             }
         }

@@ -16,7 +16,7 @@ use crate::wrappers::{bytes, change_native, with_descriptor, with_path};
 struct Node {
     fs: &'static dyn FileSystem,
     node: NodeId,
-    /// Its other attributes, if they are known.
+    /// The other attributes of the node, if they are known.
     known: Option<Attributes>,
 }
 
@@ -28,8 +28,8 @@ impl Node {
         }
     }
 
-    /// Checks access to an attribute: that to a `user.` attribute needs the permission of the file
-    /// (xattr(7)). `wanted` is R_OK or W_OK.
+    /// Checks access to an attribute. Access to a `user.` attribute requires the same permission as
+    /// access to the file (xattr(7)). `wanted` is R_OK or W_OK.
     fn check_access(&self, name: &[u8], wanted: c_int) -> Outcome<()> {
         const STICKY: u32 = 0o1000;
         if !name.starts_with(USER_XATTRS) {
@@ -43,7 +43,7 @@ impl Node {
                 Err(Errno(libc::EPERM))
             }
             Kind::Dir | Kind::File => check_access(&found, wanted, true),
-            // They have no such attributes, whatever their permissions are.
+            // Other files have no `user.` attributes, whatever their permissions are.
             _ => Ok(()),
         }
     }
@@ -61,7 +61,8 @@ fn of_descriptor(description: &Description) -> Outcome<Node> {
     }
 }
 
-/// Answers for the descriptor of a file in memory with `ours`, and for all others with `next`.
+/// Returns the result of `ours` for the descriptor of a file in memory, and of `next` for all
+/// others.
 fn of_memory(
     fd: c_int,
     ours: impl FnOnce(Node) -> Outcome<ssize_t>,
@@ -73,7 +74,7 @@ fn of_memory(
     }
 }
 
-/// Copies a result, whose size is asked for with a size of 0.
+/// Copies a result. If `space` is 0, returns only the size of the result.
 ///
 /// # Safety
 ///
@@ -165,7 +166,7 @@ macro_rules! path_xattrs {
     ($get:ident, $list:ident, $set:ident, $remove:ident, $last_link:expr) => {
         wrap! {
             fn $get(path: *const c_char, name: *const c_char, into: *mut c_void, space: size_t) -> ssize_t, |next| {
-                // SAFETY: the caller's arguments are those of getxattr(2).
+                // SAFETY: the caller's arguments are valid for getxattr(2).
                 unsafe {
                     with_path(libc::AT_FDCWD, path, $last_link, |_, path| next(path, name, into, space), |entry| get(of_entry(entry)?, name, into, space))
                 }
@@ -174,7 +175,7 @@ macro_rules! path_xattrs {
 
         wrap! {
             fn $list(path: *const c_char, into: *mut c_char, space: size_t) -> ssize_t, |next| {
-                // SAFETY: the caller's arguments are those of listxattr(2).
+                // SAFETY: the caller's arguments are valid for listxattr(2).
                 unsafe {
                     with_path(libc::AT_FDCWD, path, $last_link, |_, path| next(path, into, space), |entry| list(of_entry(entry)?, into, space))
                 }
@@ -183,7 +184,7 @@ macro_rules! path_xattrs {
 
         wrap! {
             fn $set(path: *const c_char, name: *const c_char, value: *const c_void, length: size_t, flags: c_int) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of setxattr(2).
+                // SAFETY: the caller's arguments are valid for setxattr(2).
                 unsafe {
                     with_path(libc::AT_FDCWD, path, $last_link, |_, path| next(path, name, value, length, flags), |entry| set(of_entry(entry)?, name, value, length, flags))
                 }
@@ -192,7 +193,7 @@ macro_rules! path_xattrs {
 
         wrap! {
             fn $remove(path: *const c_char, name: *const c_char) -> c_int, |next| {
-                // SAFETY: the caller's arguments are those of removexattr(2).
+                // SAFETY: the caller's arguments are valid for removexattr(2).
                 unsafe {
                     with_path(libc::AT_FDCWD, path, $last_link, |_, path| next(path, name), |entry| remove(of_entry(entry)?, name))
                 }
@@ -206,7 +207,7 @@ path_xattrs!(lgetxattr, llistxattr, lsetxattr, lremovexattr, LastLink::Keep);
 
 wrap! {
     fn fgetxattr(fd: c_int, name: *const c_char, into: *mut c_void, space: size_t) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of fgetxattr(2).
+        // SAFETY: the caller's arguments are valid for fgetxattr(2).
         with_descriptor(fd, || unsafe { of_memory(fd, |node| get(node, name, into, space), || next(fd, name, into, space)) }, |description| unsafe {
             get(of_descriptor(description)?, name, into, space)
         })
@@ -215,7 +216,7 @@ wrap! {
 
 wrap! {
     fn flistxattr(fd: c_int, into: *mut c_char, space: size_t) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of flistxattr(2).
+        // SAFETY: the caller's arguments are valid for flistxattr(2).
         with_descriptor(fd, || unsafe { of_memory(fd, |node| list(node, into, space), || next(fd, into, space)) }, |description| unsafe {
             list(of_descriptor(description)?, into, space)
         })
@@ -224,7 +225,7 @@ wrap! {
 
 wrap! {
     fn fsetxattr(fd: c_int, name: *const c_char, value: *const c_void, length: size_t, flags: c_int) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of fsetxattr(2).
+        // SAFETY: the caller's arguments are valid for fsetxattr(2).
         with_descriptor(fd, || change_native(fd, || unsafe { next(fd, name, value, length, flags) }), |description| unsafe {
             set(of_descriptor(description)?, name, value, length, flags)
         })
@@ -233,7 +234,7 @@ wrap! {
 
 wrap! {
     fn fremovexattr(fd: c_int, name: *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of fremovexattr(2).
+        // SAFETY: the caller's arguments are valid for fremovexattr(2).
         with_descriptor(fd, || change_native(fd, || unsafe { next(fd, name) }), |description| unsafe { remove(of_descriptor(description)?, name) })
     }
 }

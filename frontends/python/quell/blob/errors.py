@@ -29,14 +29,14 @@ class SnapshotTooOld(OSError):
 
 class Different(OSError):
     """A compare-and-set found another number than the expected one (ECANCELED). `operation` is the
-    index of the operation in the transaction, `cell` that of the number, and `found` the bytes of
-    the number."""
+    index of the operation in the transaction, `cell` the index of the number, and `found` the bytes
+    of the number."""
 
     operation, cell, found = -1, 0, b""
 
 
 class Overflow(OSError):
     """The result of a checked transform is outside the range of its type (EINVAL). `operation` is
-    the index of the operation in the transaction, and `cell` that of the number."""
+    the index of the operation in the transaction, and `cell` the index of the number."""
 
     operation, cell = -1, 0

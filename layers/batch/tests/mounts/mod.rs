@@ -1,6 +1,6 @@
 //! Mounts of name spaces in memory for tests, and a name space that counts its operations.
 
-// Each test binary uses a part of it.
+// Each test binary uses only a part of this module.
 #![allow(dead_code)]
 
 pub mod on_disk;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use quell_batch::BatchFs;
 use quell_batch_service::{
-    Entries, Entry, Found, Inode, InodeChange, Key, KeyChange, MemoryEntries, NameSpace, Names, NewNode,
+    Entries, Entry, FoundNode, Inode, InodeChange, Key, KeyChange, MemoryEntries, NameSpace, Names, NewNode,
     Place, Removed, Renamed,
 };
 use quell_testkit::MemoryStore;
@@ -20,7 +20,7 @@ use quell_vfs::{
 
 pub const NEW: NewEntry = NewEntry { permissions: 0o755, uid: 1000, gid: 1000 };
 
-/// The entries of a name space that has one client.
+/// The entries of a name space that has only one client.
 struct Private(MemoryEntries);
 
 impl Entries for Private {
@@ -116,7 +116,7 @@ impl Counting {
         std::mem::take(&mut self.operations.lock().unwrap())
     }
 
-    /// Refuses each change of an inode from now on.
+    /// Refuses each change of an inode from now on, or accepts changes again if `kind` is `None`.
     pub fn refuse_changes(&self, kind: Option<ErrorKind>) {
         *self.refused.lock().unwrap() = kind;
     }
@@ -132,11 +132,11 @@ impl NameSpace for Counting {
         self.inner.is_shared()
     }
 
-    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
         self.count("lookup").lookup(dir, name)
     }
 
-    fn find(&self, number: u64, place: &Place) -> Result<Found> {
+    fn find(&self, number: u64, place: &Place) -> Result<FoundNode> {
         self.count("find").find(number, place)
     }
 
@@ -148,11 +148,11 @@ impl NameSpace for Counting {
         self.count("list").list(dir, after, visit)
     }
 
-    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<Found> {
+    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<FoundNode> {
         self.count("create").create(dir, name, node, new, now)
     }
 
-    fn link(&self, node: (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<Found> {
+    fn link(&self, node: (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<FoundNode> {
         self.count("link").link(node, dir, name, now)
     }
 

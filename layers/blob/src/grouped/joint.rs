@@ -1,5 +1,5 @@
-//! The client's side of a joint transaction: the requests of each phase, and the conclusions from
-//! the replies. The code has no I/O, no threads and no clock.
+//! The client's side of a joint transaction: the requests of each phase, and the transitions after
+//! the replies. The code performs no I/O, starts no threads and reads no clock.
 //! docs/decisions/0035-groups-of-servers.md describes the protocol.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,12 +9,12 @@ use quell_wire::blob::{
     Committed, JointDecision, JointId, JointReply, JointRequest, Outcome, Preparation, Proof, Refusal, Reply,
 };
 
-/// A joint transaction, from its preparation or from the resolution of one that another client has
-/// left.
+/// A joint transaction that this client has begun, or that it resolves because another client has
+/// left it.
 pub(crate) struct JointTransaction {
     id: JointId,
     coordinator: u32,
-    /// The parts of the participants; none if another client began the transaction.
+    /// The parts of the participants; empty if another client has begun the transaction.
     parts: BTreeMap<u32, Preparation>,
     phase: Phase,
     /// The number of phases that have ended.
@@ -25,22 +25,22 @@ pub(crate) struct JointTransaction {
 /// The result for the program.
 #[derive(Debug, Clone)]
 pub(crate) enum JointResult {
-    /// It is committed, with the results of each group.
+    /// The transaction is committed. The results of each group.
     Committed(BTreeMap<u32, Committed>),
-    /// It has no effect, unless the refusal is `Failed` without an operation. The reason is that of
-    /// a group.
+    /// The transaction has no effect, unless the refusal is `Failed` without an operation. A group,
+    /// and its refusal.
     Refused(u32, Refusal),
 }
 
 enum Phase {
-    /// The groups prepare it. The votes of those that have.
+    /// The groups prepare the transaction. The votes of the groups that have prepared it.
     Prepare(BTreeMap<u32, (Committed, Proof)>),
-    /// The coordinator commits it.
+    /// The coordinator commits the transaction.
     Commit(BTreeMap<u32, (Committed, Proof)>),
-    /// The coordinator decides. These groups are told that it was aborted.
+    /// The coordinator decides. If it aborts the transaction, the decision is sent to these groups.
     Resolve(BTreeSet<u32>),
-    /// These groups apply the decision. `confirmations` are those of the participants of a commit
-    /// that the coordinator waits for: `None` if not received.
+    /// The groups in `left` apply the decision. After a commit, `confirmations` has an entry for
+    /// each participant whose confirmation the coordinator needs: `None` until it is received.
     Apply {
         decision: JointDecision,
         left: BTreeSet<u32>,
@@ -52,8 +52,8 @@ enum Phase {
 }
 
 impl JointTransaction {
-    /// Begins a transaction with the parts of its participants, at least one. All have the same
-    /// identity, coordinator and participants.
+    /// Begins a transaction with the parts of its participants, at least one. All parts have the
+    /// same identity, coordinator and participants.
     pub(crate) fn begin(parts: BTreeMap<u32, Preparation>) -> Option<JointTransaction> {
         let Preparation { id, coordinator, .. } = *parts.values().next()?;
         let phase = Phase::Prepare(BTreeMap::new());
@@ -67,8 +67,8 @@ impl JointTransaction {
         JointTransaction { id, coordinator, parts, phase, ended_phases: 0, result: None }
     }
 
-    /// Returns the requests whose replies are missing in this phase, with the groups that get them;
-    /// none if the transaction has ended.
+    /// Returns the requests of this phase without a reply, with the groups to which they are sent.
+    /// Empty if the transaction has ended.
     pub(crate) fn requests(&self) -> Vec<(u32, JointRequest)> {
         match &self.phase {
             Phase::Prepare(votes) => {
@@ -93,8 +93,8 @@ impl JointTransaction {
         }
     }
 
-    /// Returns the number of phases that have ended. Replies to requests of an earlier phase are
-    /// not passed to [`receive`](JointTransaction::receive).
+    /// Returns the number of phases that have ended. The caller must not pass replies to requests
+    /// of an earlier phase to [`receive`](JointTransaction::receive).
     pub(crate) fn ended_phases(&self) -> u32 {
         self.ended_phases
     }
@@ -104,8 +104,8 @@ impl JointTransaction {
         self.result.as_ref()
     }
 
-    /// Takes a reply, or the error of a request that was repeated long enough, to a request of
-    /// [`requests`](JointTransaction::requests).
+    /// Processes the reply to a request of [`requests`](JointTransaction::requests), or the error
+    /// after the last repetition of the request.
     pub(crate) fn receive(&mut self, group: u32, reply: Result<Reply>) {
         let reply = match reply {
             Ok(Reply::Failed(failure)) => Err(failure.into_error("call a server of", b"the store")),
@@ -134,11 +134,11 @@ impl JointTransaction {
                 let aborted = self.others();
                 self.apply(decision, unconfirmed, aborted)
             }
-            // The preparation was written just now: the same request succeeds later.
+            // The preparation was just written, and the same request succeeds later.
             (Phase::Commit(votes), Ok(Reply::Refused(refusal))) if is_busy(&refusal) => Phase::Commit(votes),
             (Phase::Commit(_), reply) => {
                 let refusal = refusal(reply);
-                // After a refusal for another reason, it is not committed.
+                // After a refusal for another reason, the transaction is not committed.
                 let is_unknown = matches!(&refusal, Refusal::Failed { failure, .. }
                     if matches!(failure.kind(), ErrorKind::Unavailable | ErrorKind::TimedOut));
                 self.result = Some(JointResult::Refused(group, refusal));
@@ -161,7 +161,7 @@ impl JointTransaction {
                 Phase::Apply { decision, left, confirmations }
             }
             (Phase::Apply { decision, mut left, confirmations }, _) => {
-                // Another client that meets the locks of this group ends them.
+                // Another client that meets the locks of this group resolves the transaction.
                 left.remove(&group);
                 JointTransaction::next_of_apply(decision, left, confirmations)
             }
@@ -175,8 +175,8 @@ impl JointTransaction {
         self.parts.keys().copied().filter(|group| *group != self.coordinator).collect()
     }
 
-    /// Begins to tell the decision to participants: after a commit to those that have not confirmed
-    /// it, otherwise to `aborted`.
+    /// Begins to send the decision to participants: after a commit, to the participants that have
+    /// not confirmed it; otherwise to `aborted`.
     fn apply(&self, decision: JointDecision, unconfirmed: Vec<u32>, aborted: BTreeSet<u32>) -> Phase {
         let mut left = aborted;
         let confirmations = match decision.outcome {

@@ -8,27 +8,28 @@ use quell_wire::blob::{JointId, Refusal};
 use crate::retries::Retries;
 
 /// The time after which a joint transaction that still locks data is resolved: its client may be
-/// dead. If it lives, it repeats its transaction.
+/// dead. If the client still runs, it repeats the transaction.
 const RESOLVE_AFTER: Duration = Duration::from_millis(200);
-/// The time for which an operation waits for locks.
+/// The longest time for which an operation waits for locks.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The waits of one operation.
 pub(crate) struct LockWaits {
     deadline: Instant,
     attempts: u32,
-    /// The transaction that was met last, and the time of the first meeting.
+    /// The transaction that held the lock at the last attempt, and the time at which it was first
+    /// found.
     met: Option<(JointId, Instant)>,
 }
 
 /// The next step of an operation that has met a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// It waits, and is repeated.
+    /// The operation waits, and is repeated.
     Wait(Duration),
-    /// The other transaction is resolved, and the operation repeated.
+    /// The other transaction is resolved, and the operation is repeated.
     Resolve,
-    /// It fails.
+    /// The operation fails.
     GiveUp,
 }
 

@@ -26,7 +26,7 @@ use crate::backend::{Backend, ReadDone, TransactionState, read_bytes};
 use crate::key::ClientKey;
 use crate::readers::Readers;
 
-/// The time after which a joint transaction that is still not decided is ended by a collection.
+/// The time after which `collect` ends a joint transaction that is still not decided.
 const ABANDONED_AFTER: Duration = Duration::from_secs(2);
 
 /// A store with several groups of servers.
@@ -37,7 +37,8 @@ pub(crate) struct Grouped {
 }
 
 impl Grouped {
-    /// Returns a store with several groups in a pool, and connects to the server of the first one.
+    /// Returns a store with several groups in a pool, and connects to the server of the first
+    /// group.
     pub(crate) fn open(
         objects: &Arc<dyn Objects>,
         pool: &str,
@@ -49,7 +50,7 @@ impl Grouped {
         Ok(Grouped { servers: Arc::new(servers), threads: Readers::default() })
     }
 
-    /// Executes a job on another thread. `done` is passed to it.
+    /// Executes a job on another thread, and passes `done` to it.
     fn execute<T: Send + 'static>(
         &self,
         done: Box<dyn FnOnce(T) + Send>,
@@ -119,7 +120,7 @@ impl Backend for Grouped {
         self.threads.submit(move || read_bytes(&states, &name, offset, length_bytes), done);
     }
 
-    /// Returns the sums over all groups.
+    /// Returns the sums of the counters of all groups.
     fn server_counters(&self, limit: Duration) -> Result<StoreCounters> {
         let deadline = Instant::now() + limit;
         let mut sum: Option<StoreCounters> = None;
@@ -139,7 +140,7 @@ impl Backend for Grouped {
         Ok(sum.unwrap_or_default())
     }
 
-    /// Also ends joint transactions whose clients have died.
+    /// As for one group. Also ends joint transactions whose clients have died.
     fn collect(&self) -> Result<()> {
         let servers = &self.servers;
         let before = servers.undecided()?;

@@ -1,5 +1,5 @@
-//! The servers of the groups of a store, as a client uses them: requests to one or all of them,
-//! snapshots of all groups, and transactions that concern several.
+//! The servers of the groups of a store, for a client: requests to one or all of them, snapshots of
+//! all groups, and transactions that concern several groups.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +29,8 @@ use crate::remote::Remote;
 const PHASE_LIMIT: Duration = Duration::from_secs(60);
 /// The pause before a request that a server could not yet execute is repeated.
 const PAUSE: Duration = Duration::from_millis(5);
-/// The attempts to take a snapshot of all groups, and those of them that let commits continue.
+/// The largest number of attempts to take a snapshot of all groups, and the number of first
+/// attempts that let commits continue.
 const SNAPSHOT_ATTEMPTS: u32 = 50;
 const SNAPSHOT_ATTEMPTS_FREE: u32 = 2;
 /// The longest time for which commits wait for a snapshot of all groups, in milliseconds.
@@ -42,7 +43,7 @@ pub(super) struct Servers {
     last_number: AtomicU64,
 }
 
-/// The connection to the present server of a group, which is made by the first request.
+/// The connection to the present server of a group. The first request makes it.
 struct GroupLink {
     remote: OnceLock<Remote>,
     /// The settings of the connection. Only one thread at a time connects.
@@ -59,8 +60,8 @@ struct FinderSettings {
 }
 
 impl Servers {
-    /// Returns the servers of a store with several groups in a pool, and connects to that of the
-    /// first one.
+    /// Returns the servers of a store with several groups in a pool, and connects to the server of
+    /// the first group.
     pub(super) fn connect(
         objects: &Arc<dyn Objects>,
         pool: &str,
@@ -122,8 +123,8 @@ impl Servers {
         sent.into_iter().map(|sent| sent.wait()).collect()
     }
 
-    /// Takes snapshots of all groups that together are one state of the store: each was still the
-    /// latest state when all had been begun.
+    /// Takes a snapshot of each group, so that together they are one state of the store: each
+    /// snapshot was still the latest state of its group after all had begun.
     pub(super) fn begin(&self) -> Result<Vec<Box<dyn TransactionState>>> {
         for attempt in 0..SNAPSHOT_ATTEMPTS {
             let holds = attempt >= SNAPSHOT_ATTEMPTS_FREE;
@@ -178,7 +179,7 @@ impl Servers {
     }
 
     /// Waits after an attempt that has met a joint transaction of another client. Returns false if
-    /// the operation fails.
+    /// the operation must fail.
     fn wait(&self, waits: &mut LockWaits, group: u32, refusal: &Refusal) -> bool {
         let (id, coordinator) = match refusal {
             Refusal::Locked { id, coordinator } => (Some(*id), *coordinator),
@@ -207,11 +208,11 @@ impl Servers {
         }
     }
 
-    /// Commits a transaction. `versions` are those of the state that it has read.
+    /// Commits a transaction. `versions` are the versions of the state that it has read.
     pub(super) fn commit(&self, versions: &[Version], transaction: Transaction) -> CommitResult {
         let mut split = Split::new(transaction, versions, self.count())?;
         if let [(group, part)] = &mut split.parts.iter_mut().collect::<Vec<_>>()[..] {
-            // All attempts have one identity: at most one of them has an effect.
+            // All attempts have the same identity, so that at most one of them has an effect.
             let (client, number) = (self.client, self.last_number.fetch_add(1, Ordering::Relaxed) + 1);
             let begun = self.remote(**group)?.known();
             part.transaction.id = Some(TransactionId { client, number, begun });
@@ -227,7 +228,8 @@ impl Servers {
                 return Err(split.refusal(group, refusal));
             }
             if refusal == Refusal::Aborted {
-                // Another client has resolved it, or the versions that this one knows are too old.
+                // Another client has resolved the transaction, or the versions that this client
+                // knows are too old.
                 for group in split.parts.keys() {
                     self.remote(*group)?.learn_version()?;
                 }

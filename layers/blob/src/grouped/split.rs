@@ -1,4 +1,4 @@
-//! Divides a transaction into the parts of the groups of servers, and puts their results together.
+//! Divides a transaction into parts for the groups of servers, and merges their results.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub(crate) struct GroupPart {
 }
 
 impl Split {
-    /// Divides a transaction. `versions` are those of the groups in the state that was read.
+    /// Divides a transaction. `versions` are the versions of the groups in the state that was read.
     ///
     /// # Errors
     /// `Unsupported` if it renames a blob, and the new name belongs to another group.
@@ -83,7 +83,7 @@ impl Split {
         Committed { version, results: merged }
     }
 
-    /// Returns the refusal of a group with the positions of the whole transaction.
+    /// Returns the refusal of a group, with positions of operations in the whole transaction.
     pub(crate) fn refusal(&self, group: u32, refusal: Refusal) -> Refusal {
         let positions = self.parts.get(&group).map_or(&[][..], |part| &part.positions);
         let of = |operation: u32| positions.get(operation as usize).copied().unwrap_or(operation);

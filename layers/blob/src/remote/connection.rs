@@ -1,5 +1,5 @@
 //! The requests of a program to the server of a store: they are repeated after a lost reply, and
-//! long ones are sent and fetched in parts.
+//! long requests and replies are sent and fetched in parts.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -26,7 +26,7 @@ pub(super) const SHORT_REPLY_BYTES: u32 = 4096;
 pub(super) const REPLY_OVERHEAD_BYTES: usize = 512;
 /// The pause before a request is repeated.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The time for which a client waits until the server has received its goodbye.
+/// The time for which a client waits until the server has received its disconnect message.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
 
 pub(super) struct Connection {
@@ -41,9 +41,9 @@ pub(super) struct Connection {
     pub(super) known: AtomicU64,
     /// The time for which a request is repeated.
     pub(super) limit: Duration,
-    /// Passes commits to the thread that repeats them; `None` before the first one.
+    /// Passes commits to the thread that repeats them; `None` before the first such commit.
     pub(super) repeater: Mutex<Option<Sender<Unfinished>>>,
-    /// The directory that the path of the socket refers to, if there is one.
+    /// The directory to which the path of the socket refers, if there is one.
     pub(super) _directory: Option<OwnedFd>,
 }
 
@@ -58,8 +58,8 @@ pub(super) struct SentCommit {
 pub(super) enum Unfinished {
     /// The commit is sent again.
     Repeat(SentCommit),
-    /// The result of the commit is fetched in parts: the number and the length in bytes of the
-    /// reply.
+    /// The result of the commit is fetched in parts. The number of the reply, and its length in
+    /// bytes.
     Fetch(SentCommit, TransferId, u64),
 }
 
@@ -182,8 +182,8 @@ impl Connection {
         decode(&encoded)
     }
 
-    /// Sends a request that frees memory of the server, and does not wait for the reply. When this
-    /// client ends, the server frees the memory in any case.
+    /// Sends a request that frees memory of the server, and does not wait for the reply. If the
+    /// request is lost, the server frees the memory when this client ends.
     pub(super) fn forget(&self, request: &Request) {
         let deadline = Instant::now() + self.limit;
         self.link.request(encode(request), SHORT_REPLY_BYTES, deadline, Box::new(|_| ()));
@@ -219,7 +219,8 @@ impl Connection {
             let reply = reply.and_then(|reply| decode(&reply));
             match reply {
                 Ok(Reply::Done) => offset += part.len(),
-                // Other uploads use the memory, or the connection was lost: the upload begins anew.
+                // Other uploads use the memory, or the connection was lost. The upload begins
+                // again.
                 Ok(Reply::Failed(failure)) if failure.kind() != ErrorKind::Busy => {
                     return Err(self.unexpected(Reply::Failed(failure)));
                 }
@@ -267,7 +268,8 @@ impl Connection {
     }
 
     /// Sends the data of large operations of a transaction, which the server writes as extents, and
-    /// returns the request for the commit. `None` if the rest is too large for a message.
+    /// returns the request for the commit. `None` if the rest of the transaction is too large for a
+    /// message.
     fn send_extents(&self, transaction: &Transaction, deadline: Instant) -> Result<Option<Vec<u8>>> {
         let is_extent = |data: &[u8]| (EXTENT_BYTES_MIN..=EXTENT_BYTES_MAX).contains(&data.len());
         let mut rest =
@@ -282,7 +284,7 @@ impl Connection {
                 false => rest.operations.push(operation.clone()),
             }
         }
-        // The numbers of the uploads are not known yet: each needs at most 10 bytes more.
+        // The numbers of the uploads are not known yet. Each needs at most 10 more bytes.
         let written = |(operation, data): &(u32, &[u8]), upload| WrittenExtent {
             operation: *operation,
             upload,
@@ -308,12 +310,13 @@ impl Connection {
         Ok(Some(encode(&request)))
     }
 
-    /// Takes the result of a commit, on a thread that must not block.
+    /// Processes the result of a commit, on a thread that must not block.
     pub(super) fn take_result(self: &Arc<Self>, mut commit: SentCommit, result: Result<Vec<u8>>) {
         let reply = match result {
             Ok(reply) => decode(&reply),
             Err(error) => {
-                // The server may have committed it, unless the request certainly did not reach it.
+                // The server may have committed the transaction, unless the request certainly did
+                // not reach the server.
                 commit.transaction.is_repeated |= !was_not_executed(&error);
                 Err(error)
             }
@@ -339,8 +342,8 @@ impl Connection {
         self.pass_to_repeater(unfinished);
     }
 
-    /// Passes a commit to the thread that repeats commits, which is started by the first of them
-    /// and ends with the connection.
+    /// Passes a commit to the thread that repeats commits, which the first of them starts, and
+    /// which ends with the connection.
     pub(super) fn pass_to_repeater(self: &Arc<Self>, unfinished: Unfinished) {
         let mut repeater = lock(&self.repeater);
         let unfinished = match &*repeater {
@@ -369,7 +372,7 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Tells the server to forget this client. Without it, the server does so some seconds later.
+    /// Tells the server to forget this client. Otherwise the server forgets it some seconds later.
     fn drop(&mut self) {
         self.link.client().stop(GOODBYE_LIMIT);
     }
@@ -378,7 +381,7 @@ impl Drop for Connection {
 /// Repeats commits until their connection ends.
 fn repeat(connection: &Weak<Connection>, receiver: &Receiver<Unfinished>) {
     while let Ok(first) = receiver.recv() {
-        // One pause for all that failed together.
+        // There is one pause for all commits that failed together.
         std::thread::sleep(PAUSE);
         let mut unfinished = VecDeque::from([first]);
         unfinished.extend(receiver.try_iter());
@@ -420,7 +423,8 @@ fn without_data(operation: &Operation) -> Operation {
     }
 }
 
-/// Returns the largest usual reply to a commit. A longer one is fetched.
+/// Returns the largest usual length of the reply to a commit, in bytes. A longer reply is fetched
+/// in parts.
 fn reply_bytes(transaction: &Transaction) -> u32 {
     let results = transaction.operations.iter().map(|operation| match operation {
         Operation::Transform { transform, .. } if transform.returns_before => {

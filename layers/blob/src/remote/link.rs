@@ -38,7 +38,7 @@ pub(super) struct Follower {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Fails at once if no process listens: the connection itself would wait for one.
+/// Fails at once if no process listens. The connection itself would wait for a process.
 pub(super) fn check_listening(server: &Endpoint) -> Result<()> {
     let connected = match server {
         Endpoint::Unix(path) => std::os::unix::net::UnixStream::connect(path).map(drop),
@@ -82,7 +82,7 @@ impl Link {
         self.client().call(request, reply_bytes_max, deadline, done);
     }
 
-    /// Connects to another server if the present one was replaced. The requests without a result
+    /// Connects to the next server if the present server was replaced. Requests without a result
     /// fail with `Unavailable`, and are repeated.
     pub(super) fn move_to_next_server(&self, finder: &Finder) {
         // After an error, the next call tries again.

@@ -33,7 +33,7 @@ use crate::readers::Readers;
 
 /// The time for which a request is repeated if the server does not answer.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
-/// The time for which a client that opens a store in RADOS waits for a server of it.
+/// The time for which a client that opens a store in RADOS waits for its server.
 const FIND_LIMIT: Duration = Duration::from_secs(10);
 
 /// A store on a server.
@@ -47,8 +47,8 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    /// Connects to a server on this machine. `directory` is the directory that the path refers to,
-    /// if it refers to a descriptor.
+    /// Connects to a server on this machine. If the path refers to a descriptor, `directory` is
+    /// this descriptor.
     pub(crate) fn by_socket(path: PathBuf, directory: Option<OwnedFd>) -> Result<Remote> {
         let settings = ClientSettings::new(Role::Blob, Endpoint::Unix(path), PoolKey([0; 32]));
         Remote::connect(settings, directory, PROTOCOL)
@@ -60,11 +60,12 @@ impl Remote {
     }
 
     /// Connects to the present server of a store in RADOS, or of one of its groups, and later to
-    /// those that replace it.
+    /// the servers that replace it.
     pub(crate) fn by_rados(finder: Finder, protocol: u32) -> Result<Remote> {
         let give_up = Instant::now() + FIND_LIMIT;
         loop {
-            // A server that was just found may be dead, and another one about to replace it.
+            // A server that was just found may be dead, and another server may be about to replace
+            // it.
             let connected = finder.find().and_then(|settings| {
                 check_listening(&settings.server)?;
                 Remote::connect(settings, None, protocol)
@@ -99,7 +100,8 @@ impl Remote {
             repeater: Mutex::new(None),
             _directory: directory,
         });
-        // Not repeated: a server that refuses the client does so again.
+        // The request is not repeated, because a server that refuses the client would refuse it
+        // again.
         let hello = encode(&Request::Hello { protocol });
         let deadline = Instant::now() + CALL_LIMIT;
         let reply = connection.begin(hello, SHORT_REPLY_BYTES, deadline).recv();
@@ -153,7 +155,7 @@ impl Remote {
         Version(self.connection.known.load(Ordering::Relaxed))
     }
 
-    /// Asks the server for its latest version.
+    /// Requests the latest version from the server.
     pub(crate) fn learn_version(&self) -> Result<()> {
         match self.send(&Request::Hello { protocol: self.protocol }).wait()? {
             Reply::Welcome { version } => {

@@ -16,7 +16,7 @@ use quell_wire::{decode, encode};
 use super::connection::{Connection, REPLY_OVERHEAD_BYTES, SHORT_REPLY_BYTES};
 use crate::backend::TransactionState;
 
-/// Reads of parts of one range that are in flight at a time.
+/// The largest number of reads of parts of one range that are in flight at a time.
 const PARTS_IN_FLIGHT: usize = 4;
 
 /// A snapshot on the server, or the latest state, and a draft.
@@ -47,7 +47,7 @@ impl RemoteState {
         }
     }
 
-    /// Returns the latest state, for reads that need not be of one state.
+    /// Returns the latest state, for reads that may see different states.
     pub(super) fn latest(connection: &Arc<Connection>) -> RemoteState {
         RemoteState::new(connection, None, Version(connection.known.load(Ordering::Relaxed)))
     }
@@ -82,8 +82,8 @@ impl RemoteState {
         reply
     }
 
-    /// Returns whether a read sends an operation. After a rename, those on other names can concern
-    /// the blob as well.
+    /// Returns whether a read sends an operation. After a rename, operations on other names can
+    /// concern the blob as well.
     fn is_sent(&self, operation: &Operation, concerns: impl Fn(&Operation) -> bool) -> bool {
         concerns(operation) || self.has_rename
     }
@@ -106,7 +106,7 @@ impl RemoteState {
             }
             let Some((receiver, request, reply_bytes_max, length)) = begun.pop_front() else { break };
             let reply = connection.finish_encoded(receiver, &request, reply_bytes_max, deadline)?;
-            // Not copied before the copy into the caller's buffer.
+            // The data is copied only once, into the caller's buffer.
             let data = match Reply::decode_data(&reply) {
                 Some(data) if data.len() <= length => data,
                 _ => return Err(self.read_error(name, decode(&reply)?)),
@@ -139,8 +139,8 @@ impl TransactionState for RemoteState {
         self.version
     }
 
-    /// Keeps the operation. A read sends the operations that concern it. If one of them cannot be
-    /// applied, the read fails with the reason.
+    /// Adds the operation to the draft. A read sends the operations that concern it to the server.
+    /// If one of them cannot be applied, the read fails with the reason.
     fn apply(&mut self, operation: &Operation) -> std::result::Result<OperationResult, Refusal> {
         self.has_rename |= matches!(operation, Operation::Rename { .. });
         self.operations.push(operation.clone());

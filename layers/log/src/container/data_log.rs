@@ -40,7 +40,7 @@ pub fn write_frame(
     file.write_pieces_at(&pieces, log_offset)
 }
 
-/// Writes a frame of zeros at this log offset: the header, and the checksum of no bytes.
+/// Writes a frame of zeros at this log offset: the header, and the checksum of an empty payload.
 pub fn write_zeros(
     file: &dyn WritableFile,
     log_offset: u64,
@@ -56,7 +56,8 @@ fn sum_of_zeros(payload_start: PayloadOffset) -> u64 {
     xxh3_64_with_seed(b"", payload_start.0)
 }
 
-/// Returns the checksum that a frame of zeros has in the data log; `None` if the log ends before.
+/// Returns the checksum that a frame of zeros has in the data log; `None` if the log ends before
+/// the checksum.
 fn zeros_sum(file: &dyn OpenFile, frame: &Frame) -> Result<Option<u64>> {
     let mut sum = [0; SUM_BYTES as usize];
     let length = file.read_at(&mut sum, frame.payload_log_offset)?;
@@ -72,8 +73,8 @@ pub struct Block {
 }
 
 /// Reads `into.len()` bytes from payload offset `start` on, all of which lie in `frame`, and
-/// verifies every block that contains one of them. A block of which only a part is requested is
-/// taken from `edges` if it is there; otherwise it is read and added to `edges`.
+/// verifies every block that contains one of these bytes. A block of which only a part is requested
+/// is taken from `edges` if `edges` has it; otherwise it is read and added to `edges`.
 pub fn read_payload(
     file: &dyn OpenFile,
     frame: &Frame,
@@ -180,7 +181,7 @@ pub fn torn_blocks(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> Resu
 }
 
 /// Rewrites the bytes from log offset `start` to `end` with the same content. After a failed sync
-/// they may exist in the page cache only, although the kernel regards their pages as clean.
+/// these bytes may exist in the page cache only, although the kernel regards their pages as clean.
 ///
 /// Each page is dropped from the cache before it is rewritten. Otherwise ext4 writes the blocks of
 /// a page whose first writeback failed, but leaves them marked as unwritten: the sync succeeds, and

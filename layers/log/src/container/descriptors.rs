@@ -10,8 +10,8 @@ use quell_vfs::Result;
 use crate::container::directory::{Container, ContainerIdentity};
 use crate::locks::{Rank, RankedGuard, RankedMutex};
 
-/// Identifies a data log among those of all containers. The number of the container would not be
-/// sufficient, because it can be forged, and a copy of a container has the same number.
+/// Identifies a data log among the data logs of all containers. The number of the container would
+/// not be sufficient, because it can be forged, and a copy of a container has the same number.
 type Key = (ContainerIdentity, u64);
 
 /// The largest number of data logs that are open at the same time.
@@ -20,7 +20,7 @@ const DATA_LOGS_OPEN: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
 /// An open data log.
 struct Kept {
     file: Arc<dyn OpenFile>,
-    /// It was read since the last call of `close_idle`.
+    /// The data log was read since the last call of `close_idle`.
     is_recent: bool,
 }
 
@@ -68,7 +68,8 @@ impl Descriptors {
     }
 
     /// Closes data logs that were not read since the last call, except those of files for which
-    /// `is_in_use` returns true. Another mount may have removed them without notice to this one.
+    /// `is_in_use` returns true. Another mount may have removed these data logs, and does not
+    /// notify this mount.
     pub fn close_idle(&self, is_in_use: impl Fn(&ContainerIdentity) -> bool) {
         self.close_if(|(file, _), kept| !std::mem::take(&mut kept.is_recent) && !is_in_use(file));
     }

@@ -22,7 +22,7 @@ use crate::format::{
 };
 use crate::locks::{Rank, RankedMutex};
 use crate::not_found::none_if_not_found;
-use crate::stores::{Host, StoreNumber, Stores, Ticket, remove_tree};
+use crate::stores::{Host, JoinState, StoreNumber, Stores, Ticket, remove_tree};
 
 /// Permissions of log files. Every user that can reach a log can read it: the container's directory
 /// restricts access.
@@ -36,7 +36,7 @@ const SUPERSEDED_KEPT: usize = 16;
 /// Directories with up to this number of names are read with a single system call.
 const NAMES_READ_AT_ONCE: usize = 100;
 
-/// Identifies a container among all existing ones.
+/// Identifies a container among all existing containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ContainerIdentity {
     pub store: StoreNumber,
@@ -56,11 +56,15 @@ pub struct Container {
     object: Option<Object>,
     /// The container's directory. Not set as long as the file is only an object.
     dir: OnceLock<Arc<dyn WritableDir>>,
-    /// The record. Until the file has a container, a record as this process would create it.
+    /// The record, once the file has a container. Until then, `planned` is the record that this
+    /// process would create.
     record: OnceLock<Head>,
     planned: Head,
     /// Held while one thread creates the container of an object.
     joining: RankedMutex<()>,
+    /// The state in which the file was found to be only an object. As long as it is the state of
+    /// the stores, no process can have created the container.
+    only_object_in: RankedMutex<Option<JoinState>>,
     identity: FileIdentity,
     home: StoreNumber,
     stores: Arc<Stores>,
@@ -186,6 +190,7 @@ impl Container {
             record: OnceLock::new(),
             planned,
             joining: RankedMutex::new(Rank::Joining, ()),
+            only_object_in: RankedMutex::new(Rank::Leaf, None),
             identity,
             home,
             stores: Arc::clone(stores),
@@ -211,9 +216,18 @@ impl Container {
         has_writer: bool,
     ) -> Result<(Container, Stat)> {
         let numbers = (stores.random_number(), stores.random_writer());
-        let temporaries = stores.new_dir(home)?;
-        let (object, stat) =
-            Object::create(&*temporaries, (parent, name), new, numbers, stores.host(), has_writer)?;
+        // Read before other processes can find the object.
+        let joins = stores.join_state();
+        let create = |temporaries: &dyn WritableDir| {
+            Object::create(temporaries, (parent, name), new, numbers, stores.host(), has_writer)
+        };
+        let (object, stat) = match create(&*stores.kept_new_dir(home)?) {
+            // `new` may have been removed when the store was drained, and created again.
+            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Stale) => {
+                create(&*stores.reopened_new_dir(home)?)?
+            }
+            created => created?,
+        };
         tracing::debug!(
             container = %format_args!("{:032x}", numbers.0),
             name = %printable(name),
@@ -221,7 +235,10 @@ impl Container {
             "created an object"
         );
         let planned = record_of_object(stores, numbers.0);
-        Ok((Container::with(Some(object), planned, stat.identity(), home, stores), stat))
+        let container = Container::with(Some(object), planned, stat.identity(), home, stores);
+        *container.only_object_in.lock() = joins;
+        stores.known_objects().remove((home, stat.identity()));
+        Ok((container, stat))
     }
 
     /// Opens a file that began as an object.
@@ -231,13 +248,17 @@ impl Container {
         parent: &dyn WritableDir,
         name: &[u8],
     ) -> Result<Container> {
-        let object = Object::open(parent, name)?;
-        let stat = object.stat()?;
+        let (object, stat) = Object::open(parent, name)?;
         let planned = record_of_object(stores, object.head().container);
-        Ok(Container::with(Some(object), planned, stat.identity(), home, stores))
+        let container = Container::with(Some(object), planned, stat.identity(), home, stores);
+        let joins = stores.join_state();
+        if joins.is_some_and(|joins| stores.known_objects().has(joins, home, &stat)) {
+            *container.only_object_in.lock() = joins;
+        }
+        Ok(container)
     }
 
-    /// Identifies this container among all existing ones.
+    /// Identifies this container among all existing containers.
     pub fn identity(&self) -> ContainerIdentity {
         ContainerIdentity { store: self.home, dir: self.identity }
     }
@@ -253,9 +274,9 @@ impl Container {
         parent: &dyn WritableDir,
         name: &[u8],
     ) -> Result<Container> {
+        let is_file = || parent.stat(name).is_ok_and(|stat| stat.kind() == Some(Kind::File));
         let dir = match parent.open_writable_dir(name) {
             Err(error) if error.kind == ErrorKind::NotADirectory => {
-                let is_file = || parent.stat(name).is_ok_and(|stat| stat.kind() == Some(Kind::File));
                 return match Container::open_object(stores, home, parent, name) {
                     // Another mount has removed or replaced it.
                     Err(now) if now.kind == ErrorKind::NotFound => Err(now),
@@ -285,12 +306,31 @@ impl Container {
         Container::new(dir, head, home, stores)
     }
 
+    /// Opens a file as [`open`](Self::open) does. `found` is the kind that the name had before. If
+    /// it is known, opening an object takes one request fewer.
+    pub fn open_as(
+        stores: &Arc<Stores>,
+        home: StoreNumber,
+        parent: &dyn WritableDir,
+        name: &[u8],
+        found: Option<Kind>,
+    ) -> Result<Container> {
+        if found == Some(Kind::File) {
+            match Container::open_object(stores, home, parent, name) {
+                // Another mount may have replaced the object by a container.
+                Err(error) if error.kind == ErrorKind::IsADirectory => {}
+                opened => return opened,
+            }
+        }
+        Container::open(stores, home, parent, name)
+    }
+
     /// Returns the number of the container.
     pub fn number(&self) -> u128 {
         self.planned.container
     }
 
-    /// Returns the number in the form of names in a store, for events.
+    /// Returns the number as the names in a store contain it, for tracing events.
     pub(crate) fn shown_number(&self) -> String {
         format!("{:032x}", self.planned.container)
     }
@@ -333,21 +373,46 @@ impl Container {
         self.object.as_ref().filter(|object| object.writer() == writer)
     }
 
-    /// Returns the object if the file has no container, and any process could still create one.
+    /// Returns the object if the file has no container. Another process may create one at any time.
     pub(crate) fn only_object(&self) -> Result<Option<&Object>> {
         Ok(if self.existing_dir()?.is_none() { self.object.as_ref() } else { None })
+    }
+
+    /// Records that the first writer has ended, and that the file was only an object afterwards.
+    /// Does nothing if other processes may change this.
+    pub(crate) fn note_complete(&self) {
+        let joins = *self.only_object_in.lock();
+        if let (Some(object), Some(joins)) = (&self.object, joins)
+            && let Some(size_bytes) = object.complete_bytes()
+        {
+            self.stores.known_objects().add(joins, (self.home, self.identity), size_bytes);
+        }
+    }
+
+    /// Returns true if the file was only an object when this process last looked for its container.
+    pub(crate) fn was_only_object(&self) -> bool {
+        self.object.is_some() && self.dir.get().is_none()
     }
 
     /// Returns the container's directory, if any process has created it completely.
     fn existing_dir(&self) -> Result<Option<&Arc<dyn WritableDir>>> {
         if self.dir.get().is_none()
             && let Some(found) = self.find_joined()?
-            && none_if_not_found(found.dir.stat(ACCESS))?.is_some()
         {
-            // Another thread may have set the same values.
-            let _ = (self.record.set(found.record), self.dir.set(found.dir));
+            self.keep_if_complete(&found)?;
         }
         Ok(self.dir.get())
+    }
+
+    /// Keeps the container of an object open if it is part of the file. Returns whether it is part
+    /// of the file.
+    fn keep_if_complete(&self, found: &Joined) -> Result<bool> {
+        let is_complete = none_if_not_found(found.dir.stat(ACCESS))?.is_some();
+        if is_complete {
+            // Another thread may have set the same values.
+            let _ = (self.record.set(found.record), self.dir.set(Arc::clone(&found.dir)));
+        }
+        Ok(is_complete)
     }
 
     /// Finds the container of an object, which is not part of the file before it has `access`. The
@@ -355,12 +420,25 @@ impl Container {
     /// number; or to root, while root gives the file from one user to another.
     fn find_joined(&self) -> Result<Option<Joined>> {
         let Some(object) = &self.object else { return Ok(None) };
+        let joins = self.stores.join_state();
+        if joins.is_some() && *self.only_object_in.lock() == joins {
+            return Ok(None);
+        }
         let (parts, name) = (self.stores.kept_parts_dir(self.home)?, number_name(self.number()));
-        let mut owner = object.stat()?.uid;
+        let mut known_owner = None;
         loop {
             let opened = parts.open_writable_dir(&name);
+            if opened.as_ref().is_err_and(|error| error.kind == ErrorKind::NotFound) {
+                *self.only_object_in.lock() = joins;
+                return Ok(None);
+            }
+            // The owner of the object is read before and after the owner of the directory, but not
+            // at all if there is no directory, which is almost always the case.
+            let Some(owner) = known_owner else {
+                known_owner = Some(object.stat()?.uid);
+                continue;
+            };
             let dir_owner = match &opened {
-                Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
                 Ok(dir) => dir.stat_self()?.uid,
                 // Another user's directory must not prevent the use of the file.
                 Err(_) => match none_if_not_found(parts.stat(&name))? {
@@ -378,8 +456,8 @@ impl Container {
                 return self.read_joined(opened?, owner, &name);
             }
             // Root may have changed the owner of both meanwhile.
-            let before = std::mem::replace(&mut owner, object.stat()?.uid);
-            if before == owner {
+            known_owner = Some(object.stat()?.uid);
+            if known_owner == Some(owner) {
                 return Ok(None);
             }
         }
@@ -403,8 +481,9 @@ impl Container {
         }
     }
 
-    /// Creates the container of an object, or opens the one that another process has created. From
-    /// then on, other writers than the first one have logs, and the names in `meta` count.
+    /// Creates the container of an object, or opens the container that another process has created.
+    /// From then on, writers other than the first one have logs, and the names in `meta` take
+    /// effect.
     fn join(&self) -> Result<&Arc<dyn WritableDir>> {
         let _one = self.joining.lock();
         if let Some(dir) = self.existing_dir()? {
@@ -445,7 +524,12 @@ impl Container {
             (self.stores.temporary_dir(self.home)?, self.stores.kept_parts_dir(self.home)?);
         let (temporary, name) = (number_name(self.stores.random_number()), number_name(self.number()));
         let made = self.make_joined(object, stat, &*temporaries, &temporary).and_then(|()| {
-            temporaries.rename(&temporary, &*parts, &name, Rename::Replace).map_err(exists_if_in_use)?;
+            self.stores.begin_join_state();
+            let renamed = temporaries.rename(&temporary, &*parts, &name, Rename::Replace);
+            // Otherwise a thread that has looked for the container before the rename would record
+            // that there is none in the current state.
+            self.stores.begin_join_state();
+            renamed.map_err(exists_if_in_use)?;
             if object.may_be_synced() { parts.sync() } else { Ok(()) }
         });
         tracing::debug!(container = %self.shown_number(), is_created = made.is_ok(), "joining an object");
@@ -470,8 +554,8 @@ impl Container {
         let meta = Self::create_content(&self.stores, &*dir, self.planned, new, false)?;
         let first = MetaName::Open(object.unpublished(self.stores.host()));
         meta.create_file(first.encode().as_bytes(), LOG_PERMISSIONS)?;
-        // After a power failure the container must not be there without the name of the first
-        // writer: the object would not count.
+        // After a power failure the container must not exist without the name of the first writer:
+        // the data of the object would not be part of the file.
         if object.may_be_synced() {
             dir.open_file(CONTAINER_RECORD)?.sync()?;
             meta.sync()?;
@@ -481,17 +565,22 @@ impl Container {
     }
 
     /// Completes the container of an object if a process has begun to create it. Returns whether
-    /// there is one.
+    /// there is a container.
     ///
     /// A process that creates the container gives it its name, and reads the attributes and the end
     /// of the object afterwards, for `access` and `meta`. A process that changes or ends the object
-    /// does so first, and calls this afterwards. So at least one of them sees the other, also if
-    /// the other is killed.
+    /// calls this function afterwards. So at least one of the two processes sees the change of the
+    /// other, even if the other is killed.
     pub(crate) fn complete_if_begun(&self) -> Result<bool> {
-        if self.existing_dir()?.is_some() {
+        if self.dir.get().is_some() {
             return Ok(true);
         }
-        let (Some(object), Some(found)) = (&self.object, self.find_joined()?) else { return Ok(false) };
+        let (Some(object), Some(found)) = (&self.object, self.find_joined()?) else {
+            return Ok(self.dir.get().is_some());
+        };
+        if self.keep_if_complete(&found)? {
+            return Ok(true);
+        }
         let stat = object.stat()?;
         if stat.nlink == 0 {
             self.discard_joined()?;
@@ -538,8 +627,8 @@ impl Container {
         if object.may_be_synced() { dir.sync() } else { Ok(()) }
     }
 
-    /// Gives the directories of a container that is being created the attributes that belong to
-    /// those of the file.
+    /// Gives the directories of a container that is being created the attributes that follow from
+    /// the attributes of the file.
     fn match_dirs(&self, dir: &dyn WritableDir, file: &Stat) -> Result<()> {
         let permissions = dir_permissions(file.mode & 0o7777);
         let found = dir.stat_self()?;
@@ -551,7 +640,8 @@ impl Container {
         dir.change(b"", &change)
     }
 
-    /// Creates `access` with the attributes of the file. Returns false if another process has.
+    /// Creates `access` with the attributes of the file. Returns false if another process has
+    /// created it.
     fn create_access(&self, dir: &dyn WritableDir, file: &Stat) -> Result<bool> {
         let (temporaries, temporary) =
             (self.stores.temporary_dir(self.home)?, number_name(self.stores.random_number()));
@@ -596,8 +686,9 @@ impl Container {
         Ok(none_if_not_found(moved)?.is_some())
     }
 
-    /// Records the end of the first writer, if the object shows that it has ended. It may have
-    /// ended after the container was created and before it could find the container.
+    /// Records the end of the first writer, if the object shows that the writer has ended. The
+    /// writer may have ended after the container was created and before it could find the
+    /// container.
     fn note_end_of_first_writer(&self, object: &Object) -> Result<()> {
         let (stat, host) = (object.file().stat_from_server()?, self.stores.host());
         let content = object.content(&stat)?;
@@ -607,7 +698,7 @@ impl Container {
         }
     }
 
-    /// Records the end of a first writer that was killed. Its complete frames count.
+    /// Records the end of a first writer that was killed. Its complete frames are part of the file.
     pub(crate) fn end_killed_first_writer(&self, object: &Object) -> Result<()> {
         self.dir()?;
         object.file().sync()?;
@@ -617,10 +708,12 @@ impl Container {
         self.meta()?.sync()
     }
 
-    /// Records the end of the first writer in the container. Another process may have done it.
+    /// Records the end of the first writer in the container, unless another process has recorded
+    /// it.
     pub(crate) fn end_first_writer(&self, closed: &Closed) -> Result<()> {
         let summary = self.summary()?;
-        // Each node has another name for a process of another node.
+        // The name depends on the node that has created it, so it is found by the number of the
+        // writer.
         for running in summary.open.iter().filter(|running| running.writer == closed.writer) {
             let renamed = self.rename_meta(&MetaName::Open(running.clone()), &MetaName::Closed(*closed));
             none_if_not_found(unless_of_another(renamed))?;
@@ -639,7 +732,7 @@ impl Container {
         }
     }
 
-    /// Returns the attributes of the file: those of `access`, or of the object.
+    /// Returns the attributes of the file, which are the attributes of `access` or of the object.
     pub fn access_stat(&self) -> Result<Stat> {
         match self.only_object()? {
             Some(object) => object.stat(),
@@ -700,7 +793,7 @@ impl Container {
         Ok(name.map(|name| name.encode().into_bytes()))
     }
 
-    /// Creates a name in `meta`. Fails with `Exists` if the name is there already.
+    /// Creates a name in `meta`. Fails with `Exists` if the name exists already.
     pub fn add_meta(&self, name: &MetaName) -> Result<()> {
         self.meta()?.create_file(name.encode().as_bytes(), LOG_PERMISSIONS).map(drop)
     }
@@ -951,8 +1044,8 @@ impl Container {
         }
     }
 
-    /// Gives a new file to the file's owner if root writes for other users, so that it counts for
-    /// the owner's quota.
+    /// Gives a new file in the container to the owner of the container's file if root writes for
+    /// other users, so that the owner's quota includes it.
     pub(crate) fn give_to_owner(&self, file: &dyn WritableFile) -> Result<()> {
         if !self.stores.has_root_power() {
             return Ok(());
@@ -1038,9 +1131,9 @@ impl Container {
         self.open_log(writer, &index_name(writer))
     }
 
-    /// Returns whether every object that decides about the content of the file belongs to `owner`
-    /// or to root, and no former owner can change it: the container, `meta`, the flat indices, and
-    /// the logs of `writers` with their directories. Objects of other users may have any content.
+    /// Returns whether every object that determines the content of the file belongs to `owner` or
+    /// to root, and no former owner can change it: the container, `meta`, the flat indices, and the
+    /// logs of `writers` with their directories. Objects of other users may have any content.
     pub fn belongs_to(&self, owner: u32, writers: impl Iterator<Item = u64>) -> Result<bool> {
         let is_trusted = |stat: &Stat| stat.uid == owner || stat.uid == 0;
         if let Some(object) = &self.object
@@ -1287,36 +1380,37 @@ impl Container {
         names.iter().try_for_each(|name| none_if_not_found(dir.remove(name)).map(drop))
     }
 
-    /// Changes the file's permissions or owners: those of `access`, then those of the directories.
-    /// `parent` is the directory in which the file was opened.
+    /// Changes the file's permissions or owners, which `access` and the directories have. `parent`
+    /// is the directory in which the file was opened.
     ///
-    /// The container's directory, and its directories in other stores, control the access to all
-    /// others. Permissions are removed there first, and granted there last.
+    /// The container's directory, and the container's directories in other stores, control the
+    /// access to all other directories and files. Permissions are removed from them first, and
+    /// granted to them last.
     pub fn change(&self, change: &Change, parent: Option<&dyn WritableDir>) -> Result<()> {
         let dir = self.dir()?;
+        let of = self.owners_of_directories(change.uid)?;
         if change.uid.is_some() || change.gid.is_some() {
             let owners = Change { uid: change.uid, gid: change.gid, ..Change::default() };
             match (&self.object, self.stores.has_root_power()) {
                 // `access` comes last, so that its lock excludes another change until the owners of
                 // the object and of the directory are equal again.
                 (Some(object), true) => with_locks_excluded(&**dir, || {
-                    self.change_below(&owners, &owners)?;
-                    self.change_owners_of_object(object, &owners, parent)?;
+                    self.change_owners_below(object, &owners, parent)?;
                     self.change_outer_dirs(&owners)?;
                     self.replace_access(&owners)
                 })?,
                 (object, is_root) => {
                     match is_root {
-                        // Locks of the old file would not conflict with those of the new one.
+                        // Locks of the old file would not conflict with locks of the new file.
                         true => with_locks_excluded(&**dir, || self.replace_access(&owners))?,
                         false => self.change_access(&owners)?,
                     }
-                    self.change_below(&owners, &owners)?;
+                    self.change_below(of.as_deref(), &owners, &owners)?;
                     // The container is changed last: directories in `parts` belong to it only as
                     // long as their owner is the owner of the container, of `access` or of a
                     // pointer.
-                    if let Some(object) = object {
-                        self.change_owners_of_object(object, &owners, parent)?;
+                    if object.is_some() {
+                        self.change_object(&owners, parent)?;
                     }
                     self.change_outer_dirs(&owners)?;
                 }
@@ -1331,7 +1425,8 @@ impl Container {
                 self.change_outer_dirs(&as_permissions(between))?;
             }
             self.change_access(&as_permissions(permissions))?;
-            self.change_below(&as_permissions(after), &as_permissions(logs_permissions(after)))?;
+            let logs = as_permissions(logs_permissions(after));
+            self.change_below(of.as_deref(), &as_permissions(after), &logs)?;
             self.change_outer_dirs(&as_permissions(after))?;
             if self.object.is_some() {
                 // Users who may read the file must be able to read the object, which only its owner
@@ -1350,9 +1445,10 @@ impl Container {
         }
     }
 
-    /// Changes the owners of the object. If root changes the user, the container's directory
-    /// belongs to root meanwhile, so that the container is found at each moment.
-    fn change_owners_of_object(
+    /// Changes the owners of the directories in the container and of the object, as root. If this
+    /// changes the user, the container's directory belongs to root meanwhile, so that the container
+    /// is found at each moment, and root can repeat the change after an interruption.
+    fn change_owners_below(
         &self,
         object: &Object,
         owners: &Change,
@@ -1363,7 +1459,7 @@ impl Container {
         if changes_user {
             let to_root = Change { uid: Some(0), ..Change::default() };
             if dir.stat(CONTAINER_RECORD)?.uid != 0 {
-                dir.change(CONTAINER_RECORD, &to_root)?;
+                dir.change_of(CONTAINER_RECORD, &[before.uid], &to_root)?;
             }
             dir.change(b"", &to_root)?;
             if before.uid != 0 {
@@ -1373,16 +1469,44 @@ impl Container {
                 }
             }
         }
-        let changed = self.change_object(owners, parent);
+        // The container may belong to root now.
+        let known = [before.uid, owners.uid.unwrap_or(before.uid)];
+        let changed = self.change_below(Some(&known), owners, owners);
+        let changed = changed.and_then(|()| self.change_object(owners, parent));
         if changed.is_err() && changes_user {
-            let _ = dir.change(b"", &Change { uid: Some(before.uid), ..Change::default() });
+            // Otherwise `quell log fsck` reports it.
+            let back = Change { uid: Some(before.uid), gid: Some(before.gid), ..Change::default() };
+            let _ = self.change_below(Some(&known), &back, &back).and_then(|()| dir.change(b"", &back));
         }
         changed
     }
 
-    /// Changes `access`. Root replaces it by a new file when it changes the owner, and copies the
-    /// permissions of the old one afterwards. If it was replaced after that copy, the new one is
-    /// changed, too.
+    /// Returns whether a change of the user of a file that began as an object was interrupted.
+    pub(crate) fn owner_change(&self) -> Result<OwnerChange> {
+        let (Some(object), Some(dir)) = (&self.object, self.existing_dir()?) else {
+            return Ok(OwnerChange::None);
+        };
+        let (owner, container) = (object.stat()?.uid, dir.stat_self()?.uid);
+        let (access, meta) = (dir.stat(ACCESS)?.uid, dir.stat(META)?.uid);
+        Ok(if [container, access, meta] == [owner; 3] {
+            OwnerChange::None
+        } else if meta == owner && (container == owner || container == 0) {
+            OwnerChange::CanBeFinished
+        } else {
+            OwnerChange::MustBeRepeated
+        })
+    }
+
+    /// Gives the container to the owner of the object, to finish an interrupted change of the user.
+    pub(crate) fn finish_owner_change(&self, parent: &dyn WritableDir) -> Result<()> {
+        let Some(object) = &self.object else { return Ok(()) };
+        let stat = object.stat()?;
+        self.change(&Change { uid: Some(stat.uid), gid: Some(stat.gid), ..Change::default() }, Some(parent))
+    }
+
+    /// Changes `access`. When root changes the owner, it replaces `access` by a new file, and
+    /// copies the permissions of the old file afterwards. If `access` was replaced after that copy,
+    /// the new file is changed, too.
     pub(crate) fn change_access(&self, change: &Change) -> Result<()> {
         let dir = self.dir()?;
         loop {
@@ -1436,7 +1560,7 @@ impl Container {
         Ok(())
     }
 
-    /// Changes the directories that control the access to all others.
+    /// Changes the directories that control the access to all other directories and files.
     fn change_outer_dirs(&self, change: &Change) -> Result<()> {
         for (parts, name) in self.log_directories()?.in_parts()? {
             unless_of_another(parts.change(&name, change))?;
@@ -1444,23 +1568,78 @@ impl Container {
         self.dir()?.change(b"", change)
     }
 
-    fn change_below(&self, meta: &Change, logs: &Change) -> Result<()> {
-        self.dir()?.change(META, meta)?;
+    /// Returns the users to which `meta` and the log directories may belong if root changes them in
+    /// a container of root, and `None` for other users than root. `new` is the new owner of the
+    /// file. Former owners may have moved directories of other users into the container.
+    ///
+    /// # Errors
+    ///
+    /// EPERM if `meta` belongs to another user. EBUSY instead if `access` is locked, because
+    /// another mount may be changing the owner of the file.
+    fn owners_of_directories(&self, new: Option<u32>) -> Result<Option<Vec<u32>>> {
+        if !self.stores.has_root_power() {
+            return Ok(None);
+        }
+        let dir = self.dir()?;
+        let allowed = || -> Result<Vec<u32>> {
+            let mut owners = match &self.object {
+                Some(object) => vec![object.stat()?.uid],
+                None => vec![dir.stat_self()?.uid, dir.stat(ACCESS)?.uid],
+            };
+            owners.extend(new);
+            match dir.stat_self()?.uid != 0 || owners.contains(&dir.stat(META)?.uid) {
+                true => Ok(owners),
+                false => Err(Error {
+                    source: Some("it belongs to another user than the file".into()),
+                    ..Error::new(ErrorKind::Os(errno::EPERM), "change", META)
+                }),
+            }
+        };
+        match allowed() {
+            Err(error) if error.errno() == errno::EPERM => with_locks_excluded(&**dir, allowed),
+            owners => owners,
+        }
+        .map(Some)
+    }
+
+    /// Changes `meta` and the log directories. If the container belongs to root, and there are
+    /// `owners`, `meta` must belong to one of them, and log directories of other users stay as they
+    /// are.
+    fn change_below(&self, owners: Option<&[u32]>, meta: &Change, logs: &Change) -> Result<()> {
+        let change = |dir: &dyn WritableDir, name: &[u8], change: &Change| match owners {
+            Some(owners) => dir.change_of(name, owners, change),
+            None => dir.change(name, change),
+        };
+        change(&**self.dir()?, META, meta)?;
         for number in 0..self.head().directories {
             let found = match self.log_directories()?.find(number) {
                 Err(error) if error.kind == ErrorKind::PermissionDenied => None,
                 found => found?,
             };
             if let Some((dir, name)) = found {
-                unless_of_another(dir.change(&name, logs))?;
+                unless_of_another(change(&*dir, &name, logs))?;
             }
         }
         Ok(())
     }
 }
 
-/// Returns true if root is giving a file to `owner` or takes it from this user, according to the
-/// container's directory of root: either `access` or `meta` belongs to the user.
+/// The state of a change of the user of a file that began as an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OwnerChange {
+    /// All parts belong to one user.
+    None,
+    /// The change was interrupted after the object had its owner. `meta`, which changes before the
+    /// object, belongs to this user, so that no other user's object with the same number gets the
+    /// container.
+    CanBeFinished,
+    /// The change was interrupted before, or a user has moved files of other users into the
+    /// container.
+    MustBeRepeated,
+}
+
+/// Returns true if root is giving a file to `owner` or taking it from this user: `access` or `meta`
+/// in `dir`, the container's directory, belongs to the user, while `dir` belongs to root.
 fn is_given_to(dir: &dyn WritableDir, owner: u32) -> Result<bool> {
     for name in [ACCESS, META] {
         if none_if_not_found(dir.stat(name))?.is_some_and(|stat| stat.uid == owner) {

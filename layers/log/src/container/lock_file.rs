@@ -108,7 +108,7 @@ pub(crate) fn with_locks_excluded<T>(
     }
     let result = act();
     // Closing the descriptor is not enough: Linux does not tell a FUSE server that a description
-    // with locks was closed. An error is that of a file that was replaced, and changes nothing.
+    // with locks was closed. An error concerns a file that was replaced, and is ignored.
     let _ = locks.unlock(0, WHOLE_FILE);
     result
 }

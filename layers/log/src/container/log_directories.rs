@@ -73,8 +73,8 @@ impl<'a> LogDirectories<'a> {
             own => own?,
         };
         let owner = own.stat_self()?.uid;
-        // The owners are almost always equal. The owners of the pointers are read only if they
-        // differ.
+        // The two owners are almost always equal. The owners of the pointers are read only if the
+        // two differ.
         let is_plain = owner == self.dir.stat_self()?.uid;
         match is_plain || owners_of(&**self.dir)?.contains(&owner) {
             true => Ok(Some((own, name))),
@@ -236,7 +236,7 @@ fn owners_and_pointers(container: &dyn WritableDir) -> Result<(Vec<u32>, bool)> 
         let is_file = stat.kind() == Some(Kind::File);
         has_pointers |= is_file && name != ACCESS;
         // A file with several links may have been created elsewhere, and root creates pointers for
-        // other users. Neither shows an owner.
+        // other users, so the owner of such a file is ignored.
         if is_file && stat.nlink == 1 && stat.uid != 0 {
             owners.push(stat.uid);
         }

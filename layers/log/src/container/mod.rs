@@ -15,8 +15,8 @@ pub use data_log::{
     write_zeros,
 };
 pub use descriptors::Descriptors;
-pub(crate) use directory::LOG_PERMISSIONS;
 pub use directory::{Container, ContainerIdentity};
+pub(crate) use directory::{LOG_PERMISSIONS, OwnerChange};
 pub use flat_index::{Flat, HeldPages};
 pub(crate) use lock_file::{LockFile, WHOLE_FILE, with_locks_excluded};
 pub(crate) use log_directories::{delete_container, owners_of};

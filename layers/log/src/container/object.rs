@@ -1,14 +1,14 @@
 //! The object as which a file begins (docs/formats/log.md, Objects): opens it, and determines from
-//! its size and its last frame how much of it counts.
+//! its size and its last frame the part of it that belongs to the file.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use quell_posix::{OpenFile, Stat, WritableDir, WritableFile};
 use quell_vfs::{Change, Error, ErrorKind, NewEntry, Rename, Result};
 
 use crate::format::{
-    BLOCK_BYTES, Closed, FileOffset, HEAD_BYTES, Head, HeadKind, Holder, LogDamage, OBJECT_END,
+    BLOCK_BYTES, Closed, FileOffset, HEAD_BYTES, Head, HeadKind, Holder, LogDamage, LogPosition, OBJECT_END,
     OBJECT_FRAME_BYTES, OBJECT_FRAME_HEAD_BYTES, OBJECT_VERSION, ObjectProcess, ObjectRest, ObjectSize,
     Published, Running, boot_of, decode_object_frame_head, number_name,
 };
@@ -30,16 +30,20 @@ pub(crate) struct Object {
     unclaimed: RankedMutex<Option<Arc<dyn WritableFile>>>,
     /// This process has created the object, and no process has synced it.
     is_new: AtomicBool,
+    /// The size at which the object was found to end with a complete frame that is not full, or 0.
+    /// The first writer appends nothing afterwards, so the content of an object of this size does
+    /// not change.
+    complete_bytes: AtomicU64,
 }
 
-/// The part of an object that counts.
+/// The part of an object that belongs to the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ObjectContent {
     /// Size of the file.
     pub file_bytes: u64,
     /// The end of the last complete frame in the object.
     pub log_end: u64,
-    /// The first writer appends no more.
+    /// The first writer appends no more data.
     pub is_ended: bool,
 }
 
@@ -61,7 +65,8 @@ impl Object {
         has_writer: bool,
     ) -> Result<(Object, Stat)> {
         let temporary = number_name(container);
-        let file: Arc<dyn WritableFile> = Arc::from(temporaries.create_file(&temporary, new.permissions)?);
+        let file: Arc<dyn WritableFile> =
+            Arc::from(temporaries.create_file_with_umask(&temporary, new.permissions)?);
         let head = Head {
             kind: HeadKind::Data,
             version: OBJECT_VERSION,
@@ -76,8 +81,13 @@ impl Object {
         let made = file.write_pieces_at(&pieces, 0).and_then(|()| {
             show_to_other_nodes(&*file)?;
             let mut stat = file.stat()?;
-            if (stat.uid, stat.gid) != (new.uid, new.gid) {
-                let owners = Change { uid: Some(new.uid), gid: Some(new.gid), ..Change::default() };
+            let has_owners = (stat.uid, stat.gid) == (new.uid, new.gid);
+            // Another process that has opened the object since may have added permissions.
+            if !has_owners || stat.mode & new.permissions != new.permissions {
+                let owners = match has_owners {
+                    true => Change::default(),
+                    false => Change { uid: Some(new.uid), gid: Some(new.gid), ..Change::default() },
+                };
                 file.change(&Change { permissions: Some(new.permissions), ..owners })?;
                 stat = file.stat()?;
             }
@@ -88,7 +98,8 @@ impl Object {
             Ok(stat) => {
                 let unclaimed = RankedMutex::new(Rank::Leaf, has_writer.then(|| Arc::clone(&file)));
                 let writable = Some(Arc::clone(&file));
-                Ok((Object { file, head, writable, unclaimed, is_new: AtomicBool::new(true) }, stat))
+                let (is_new, complete_bytes) = (AtomicBool::new(true), AtomicU64::new(0));
+                Ok((Object { file, head, writable, unclaimed, is_new, complete_bytes }, stat))
             }
             Err(error) => {
                 let _ = temporaries.remove(&temporary); // otherwise `quell log fsck` finds it
@@ -97,26 +108,38 @@ impl Object {
         }
     }
 
-    /// Opens the object `name` in `parent`.
+    /// Opens the object `name` in `parent`. Returns its attributes, too, as this node knows them.
     ///
     /// # Errors
     ///
     /// `Damaged` if it is not an object.
-    pub fn open(parent: &dyn WritableDir, name: &[u8]) -> Result<Object> {
-        let file: Arc<dyn OpenFile> = Arc::from(parent.open_file(name)?);
-        let mut bytes = [0; HEAD_BYTES];
+    pub fn open(parent: &dyn WritableDir, name: &[u8]) -> Result<(Object, Stat)> {
+        let (file, stat) = parent.open_file_and_stat(name)?;
+        let file: Arc<dyn OpenFile> = Arc::from(file);
+        // The header of the object, and the header of its only frame.
+        let mut bytes = [0; HEAD_BYTES + OBJECT_FRAME_HEAD_BYTES];
         let mut length = file.read_at(&mut bytes, 0)?;
         // This node may have cached the size of the object before the header was written.
         if length < HEAD_BYTES && file.stat_from_server()?.size_bytes > length as u64 {
             length = file.read_at(&mut bytes, 0)?;
         }
-        let head = Head::decode(HeadKind::Data, &bytes[..length]).map_err(|damage| damage.in_file(name))?;
+        let head = Head::decode(HeadKind::Data, &bytes[..length.min(HEAD_BYTES)])
+            .map_err(|damage| damage.in_file(name))?;
         if head.process.is_none() || head.block_bytes != BLOCK_BYTES || head.writer == 0 {
             let reason = "it is not the header of an object";
             return Err(LogDamage { object: "an object", offset: 0, reason }.in_file(name));
         }
+        let is_complete = match ObjectSize::of(stat.size_bytes) {
+            Some(ObjectSize { full: 0, rest: ObjectRest::Frame(payload) }) => {
+                let frame = bytes[..length].get(HEAD_BYTES..).unwrap_or_default();
+                decode_object_frame_head(frame, LogPosition::START, payload).is_some()
+            }
+            _ => false,
+        };
+        let complete_bytes = AtomicU64::new(if is_complete { stat.size_bytes } else { 0 });
         let unclaimed = RankedMutex::new(Rank::Leaf, None);
-        Ok(Object { file, head, writable: None, unclaimed, is_new: AtomicBool::new(false) })
+        let is_new = AtomicBool::new(false);
+        Ok((Object { file, head, writable: None, unclaimed, is_new, complete_bytes }, stat))
     }
 
     pub fn file(&self) -> &Arc<dyn OpenFile> {
@@ -152,14 +175,35 @@ impl Object {
         self.is_new.store(false, Ordering::Relaxed);
     }
 
-    /// Returns the attributes of the object as the file server has them, because the size gives the
-    /// part that counts.
+    /// Records that the first writer has written a frame that is not full, and that the object ends
+    /// at this size with this frame.
+    pub fn set_complete(&self, size_bytes: u64) {
+        self.complete_bytes.store(size_bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the size at which the object was found to be complete.
+    pub fn complete_bytes(&self) -> Option<u64> {
+        Some(self.complete_bytes.load(Ordering::Relaxed)).filter(|size_bytes| *size_bytes > 0)
+    }
+
+    /// Returns the attributes of the object as the file server has them, because the size
+    /// determines the part that belongs to the file.
     pub fn stat(&self) -> Result<Stat> {
         self.file.stat_from_server()
     }
 
-    /// Returns the part that counts of an object with these attributes. Reads the header of the
-    /// last frame, because an object may end with a frame that was not written completely.
+    /// Returns true if the object still has a name after this process has removed one.
+    pub fn has_name(&self) -> Result<bool> {
+        match self.stat() {
+            Ok(stat) => Ok(stat.nlink > 1 || stat.nlink == 1 && self.file.counts_removed_names()),
+            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Stale) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the part of an object with these attributes that belongs to the file. Reads the
+    /// header of the last frame, because an object may end with a frame that was not written
+    /// completely.
     pub fn content(&self, stat: &Stat) -> Result<ObjectContent> {
         let Some(size) = ObjectSize::of(stat.size_bytes) else {
             return Ok(ObjectContent { file_bytes: 0, log_end: HEAD_BYTES as u64, is_ended: false });
@@ -174,22 +218,25 @@ impl Object {
                 Ok(ObjectContent { is_ended: end == *OBJECT_END, ..full })
             }
             ObjectRest::Frame(payload) => {
+                let (file_bytes, log_end) = (size.file_bytes(), size.log_end());
+                let complete = ObjectContent { file_bytes, log_end, is_ended: true };
+                if self.complete_bytes.load(Ordering::Relaxed) == stat.size_bytes {
+                    return Ok(complete);
+                }
                 let mut head = [0; OBJECT_FRAME_HEAD_BYTES];
                 let length = self.file.read_at(&mut head, start.log_offset)?;
-                Ok(match decode_object_frame_head(&head[..length], start, payload) {
-                    Some(_) => {
-                        let (file_bytes, log_end) = (size.file_bytes(), size.log_end());
-                        ObjectContent { file_bytes, log_end, is_ended: true }
-                    }
-                    None => full,
-                })
+                if decode_object_frame_head(&head[..length], start, payload).is_none() {
+                    return Ok(full);
+                }
+                self.set_complete(stat.size_bytes);
+                Ok(complete)
             }
         }
     }
 
-    /// Returns the first writer as one that has ended with this content.
+    /// Describes the first writer as a writer that has ended with this content.
     pub fn closed(&self, content: &ObjectContent, stat: &Stat, host: &Host) -> Closed {
-        // The boot is that of this node, or unknown.
+        // The boot is known only for processes of this node.
         let is_here = self.holder(host).node == host.holder.node;
         Closed {
             writer: self.head.writer,
@@ -208,7 +255,7 @@ impl Object {
         self.head.process.expect("the header of an object has it").holder(&host.holder.node)
     }
 
-    /// Returns the first writer as one that is still open, with the content as published.
+    /// Describes the first writer as a writer that is open and has published this content.
     pub fn running(&self, content: &ObjectContent, stat: &Stat, host: &Host) -> Running {
         let published = Published {
             last_epoch: FIRST_EPOCH,
@@ -219,16 +266,17 @@ impl Object {
         Running { published: Some(published), ..self.unpublished(host) }
     }
 
-    /// Returns the first writer as one all of whose complete frames count.
+    /// Describes the first writer as a writer that has published no size, so that all of its
+    /// complete frames are part of the file.
     pub fn unpublished(&self, host: &Host) -> Running {
         let (writer, holder) = (self.head.writer, self.holder(host));
         Running { writer, first_epoch: FIRST_EPOCH, holder, published: None }
     }
 }
 
-/// Makes written data visible to other nodes, as close(2) does, while the file stays open: NFS
-/// and MooseFS write the data back when any descriptor is closed. An error of this is reported by
-/// the next sync, as for all files that are closed.
+/// Makes written data visible to other nodes, as close(2) does, while the file stays open: NFS and
+/// MooseFS write the data back when any descriptor is closed. An error of this write-back is
+/// reported by the next sync, as for all files that are closed.
 pub(crate) fn show_to_other_nodes(file: &dyn OpenFile) -> Result<()> {
     if let Some(descriptor) = file.descriptor() {
         let failed = |error: std::io::Error| Error::from_io(error, "duplicate", b"a descriptor");
@@ -256,7 +304,8 @@ pub(crate) fn name_new(
 }
 
 /// Renames an object to a name that must not exist (`Exists`). If the file system cannot rename a
-/// file without replacing another one, the object has both names for a moment, and after a kill.
+/// file without replacing another one, the object has both names for a moment, and keeps both if
+/// the process is killed.
 pub(crate) fn rename_object(
     from_dir: &dyn WritableDir,
     from: &[u8],
@@ -266,10 +315,16 @@ pub(crate) fn rename_object(
     match from_dir.rename(from, to_dir, to, Rename::Keep) {
         Err(error) if error.kind == ErrorKind::Unsupported => {
             from_dir.link(from, to_dir, to)?;
-            // Another mount may have removed the old name.
-            none_if_not_found(from_dir.remove(from)).map(drop).inspect_err(|_| {
-                let _ = to_dir.remove(to);
-            })
+            let Err(error) = from_dir.remove(from) else { return Ok(()) };
+            // If the old name was not found, another mount has either removed it, and the new name
+            // is the only one, or has renamed the object as well. The new name is removed only if
+            // the object has another one. This node may have cached an earlier link count.
+            let found = none_if_not_found(to_dir.stat_from_server(to))?;
+            let has_another_name = found.is_some_and(|stat| stat.nlink > 1);
+            if has_another_name {
+                none_if_not_found(to_dir.remove(to))?;
+            }
+            if has_another_name || error.kind != ErrorKind::NotFound { Err(error) } else { Ok(()) }
         }
         renamed => renamed,
     }

@@ -1,5 +1,5 @@
-//! Permissions of a container's directories, derived from those of its file. Pure functions on
-//! values, no I/O.
+//! Permissions of a container's directories, derived from the permissions of its file. Pure
+//! functions on values, no I/O.
 
 use quell_posix::Stat;
 use quell_vfs::Caller;
@@ -18,7 +18,7 @@ pub fn dir_permissions(file: u32) -> u32 {
         let read = if class & 0o6 != 0 { 0o5 } else { 0 };
         dir |= (read | class & 0o2) << shift;
     }
-    // Users who may write can add names, but must not remove or replace those of others, in
+    // Users who may write can add names, but must not remove or replace names of other users, in
     // particular `access`.
     let sticky = if dir & 0o022 != 0 { STICKY } else { 0 };
     let group = if dir & 0o070 != 0 { 0o2000 } else { 0 };

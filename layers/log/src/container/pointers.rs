@@ -7,7 +7,7 @@ use quell_vfs::{Error, ErrorKind, Rename, Result, errno};
 use crate::format::{is_number_name, number_name};
 use crate::stores::{FILE_PERMISSIONS, StoreNumber, Stores};
 
-/// The largest size of a pointer that is read, in bytes. A longer one is torn.
+/// The largest size of a pointer that is read, in bytes. A longer pointer is torn.
 const POINTER_BYTES_MAX: usize = 64;
 
 /// Returns the store that the pointer `name` in `dir` names, or `None` if the pointer is torn.
@@ -56,7 +56,7 @@ pub(crate) fn write_pointer(
         let _ = temporaries.remove(&temporary);
     }
     match named {
-        // Another user has created it, and this user may not replace it.
+        // Another user has created the pointer, and this user may not replace it.
         Err(error) if error.errno() == errno::EPERM => match read_pointer(stores, dir, name)? {
             Some(there) if there == store => Ok(()),
             _ => Err(error),

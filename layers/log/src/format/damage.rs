@@ -11,7 +11,7 @@ pub struct LogDamage {
     pub object: &'static str,
     /// The offset in bytes from where decoding began.
     pub offset: u64,
-    /// Why it is damaged.
+    /// The reason why the object is damaged.
     pub reason: &'static str,
 }
 

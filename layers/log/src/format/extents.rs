@@ -95,8 +95,8 @@ pub enum Piece {
     Hole(FileOffset, FileOffset),
 }
 
-/// Extents that can be changed between reads. Most are in a sorted list; those that were added
-/// since the list was made are in a tree.
+/// Extents that can be changed between reads. Most are in a sorted list; the extents that were
+/// added since the list was made are in a tree.
 #[derive(Debug, Clone, Default)]
 pub struct Extents {
     base: Vec<Extent>,

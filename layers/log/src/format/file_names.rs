@@ -7,7 +7,8 @@ use crate::format::store_map::StoreMap;
 /// The record of a container, with its number and sizes.
 pub(crate) const CONTAINER_RECORD: &[u8] = b"container";
 pub(crate) const ACCESS: &[u8] = b"access";
-/// The former owner of the object may have it open for writing.
+/// An empty file. If it exists, the former owner of the object may have the object open for
+/// writing.
 pub(crate) const GIVEN_AWAY: &[u8] = b"given-away";
 pub(crate) const META: &[u8] = b"meta";
 /// The name in `meta` of a file that was moved to another store, while the other names are being
@@ -21,6 +22,8 @@ const LOGS_PREFIX: &str = "logs-";
 pub(crate) const STORE_RECORD: &[u8] = b"store";
 /// The directory in `.quell` for containers and files under construction.
 pub(crate) const NEW_DIR: &[u8] = b"new";
+/// The former `new` of a store that is drained, until it is removed.
+pub(crate) const CLOSED_NEW_DIR: &[u8] = b"closed-new";
 /// The directory in `.quell` for removed containers that are not yet deleted.
 pub(crate) const TRASH_DIR: &[u8] = b"trash";
 /// The directory in `.quell` for log directories of containers in other stores.
@@ -55,7 +58,8 @@ pub(crate) fn is_number_name(name: &[u8]) -> bool {
 
 /// Returns true if the format defines this name in `.quell`.
 pub(crate) fn is_name_of_store(name: &[u8]) -> bool {
-    [NEW_DIR, TRASH_DIR, PARTS_DIR, STORE_RECORD].contains(&name) || StoreMap::version_of(name).is_some()
+    [NEW_DIR, CLOSED_NEW_DIR, TRASH_DIR, PARTS_DIR, STORE_RECORD].contains(&name)
+        || StoreMap::version_of(name).is_some()
 }
 
 /// Returns true if the format defines a name like this in a container's directory, except for the

@@ -1,6 +1,6 @@
 //! The positions and orders of the frames of one data log: maps payload offsets to data log offsets
-//! and to the order of the write. Pure functions on values, no I/O. The terms are those of
-//! docs/formats/log.md.
+//! and to the order of the write. Pure functions on values, no I/O. docs/formats/log.md defines the
+//! terms.
 
 use std::ops::RangeInclusive;
 
@@ -18,8 +18,8 @@ pub const RUNS_BYTES_MAX: u64 = 16 << 20;
 /// Size of the checksum after each block, in bytes.
 pub const SUM_BYTES: u64 = 8;
 
-/// Added to the size of a frame's header and runs if the frame is one of zeros. Larger than every
-/// such size.
+/// Added to the size of a frame's header and runs if it is a frame of zeros. Larger than every such
+/// size.
 pub const ZEROS_MARK: u64 = 1 << 31;
 
 /// The kind of a frame.

@@ -77,10 +77,10 @@ pub struct Head {
 }
 
 /// The process that writes an object. The header has no space for its node, so a reader can only
-/// compare it with its own.
+/// compare the node with its own node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectProcess {
-    /// The lower half of the XXH3 of NODE; 0 is unknown.
+    /// The lower half of the XXH3 of NODE; 0 if the node is unknown.
     pub node_sum: u32,
     pub pid: u32,
     pub start: u64,

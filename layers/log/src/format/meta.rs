@@ -43,13 +43,13 @@ pub struct Running {
     pub writer: u64,
     pub first_epoch: u64,
     pub holder: Holder,
-    /// The state that it published last. Readers get it without reading the writer's logs.
+    /// The state that the writer published last. Readers get it without reading the writer's logs.
     pub published: Option<Published>,
 }
 
 impl Running {
     /// Returns true for the first writer of a file that began as an object, until it ends: all its
-    /// complete frames count.
+    /// complete frames are part of the file.
     pub fn counts_all(&self) -> bool {
         self.first_epoch > 0 && self.published.is_none()
     }
@@ -71,21 +71,21 @@ pub struct Closed {
     pub writer: u64,
     pub first_epoch: u64,
     pub last_epoch: u64,
-    /// The end of its last byte in the file, ignoring truncations, because a power failure may
-    /// remove a truncation's name.
+    /// The end of the writer's last byte in the file, ignoring truncations, because a power failure
+    /// may remove a truncation's name.
     pub end: FileOffset,
     pub data_bytes: u64,
     pub time: Time,
-    /// All of its data survives a power failure.
+    /// All data of the writer survives a power failure.
     pub is_synced: bool,
-    /// The boot of its node, as returned by [`boot_of`]. 0 if unknown, or if the log was synced on
-    /// another boot.
+    /// The boot of the writer's node, as returned by [`boot_of`]. 0 if unknown, or if the log was
+    /// synced on another boot.
     pub boot: u64,
 }
 
 impl Closed {
-    /// Returns true if all of its data must be present for a reader on the boot `now`, because no
-    /// power failure can have removed it.
+    /// Returns true if all data of the writer must be present for a reader on the boot `now`,
+    /// because no power failure can have removed it.
     pub fn is_certain(&self, now: u64) -> bool {
         self.boot == now || self.is_synced && self.boot != 0
     }
@@ -104,9 +104,9 @@ pub fn boot_of(node: &str) -> u64 {
 pub struct Truncation {
     /// Its position among the writes.
     pub order: Order,
-    /// The size of the file after it, in bytes.
+    /// The size of the file after the truncation, in bytes.
     pub size: u64,
-    /// The time at which it was made.
+    /// The time of the truncation.
     pub time: Time,
 }
 
@@ -311,8 +311,8 @@ impl Truncations {
     }
 
     /// Returns the order of a frame relative to truncations. A frame whose payload begins at or
-    /// after the covered bytes of a truncation was written after it and after all earlier
-    /// truncations, regardless of the frame's epoch.
+    /// after the covered bytes of a truncation was written after this truncation and after all
+    /// earlier truncations, regardless of the frame's epoch.
     fn order_of(&self, order: Order, payload_log_offset: u64) -> Order {
         let partial = self.partial.get(&order.writer).map_or(&[][..], |partial| partial);
         let before = partial.iter().rev().find(|(_, bytes)| *bytes <= payload_log_offset);
@@ -432,7 +432,7 @@ impl Summary {
             }
         }
         // If a name was changed while the directory was read, both the old and the new name may be
-        // present. The new one gives more bytes, or is synced.
+        // present. The new name gives more bytes, or is synced.
         summary.truncations = Truncations::new(truncations, covers);
         let Summary { open, closed, set_times, .. } = &mut summary;
         open.sort_by_key(|running| {
@@ -526,11 +526,12 @@ impl Summary {
     /// Returns the names that have no effect any more once `new` exists.
     ///
     /// Of the times that were set, only the latest has an effect. An earlier truncation to at least
-    /// the size of `new` removes only data that `new` removes, too: a frame that is earlier than it
-    /// is also earlier than `new`, and `limit` is the smallest of the sizes that apply. It does not
-    /// affect the file's size, which depends on the last truncation, or the time of the last write,
-    /// because `new` is later. A truncation with `covers` names stays as long as there is an
-    /// earlier truncation, because data that it does not cover is later than the earlier one, too.
+    /// the size of `new` removes only data that `new` removes, too: a frame that is earlier than
+    /// this truncation is also earlier than `new`, and `limit` is the smallest of the sizes that
+    /// apply. The earlier truncation does not affect the file's size, which depends on the last
+    /// truncation, or the time of the last write, because `new` is later. A truncation with
+    /// `covers` names stays as long as there is an earlier truncation, because data that it does
+    /// not cover is later than the earlier truncation, too.
     pub fn superseded(&self, new: &MetaName) -> Vec<MetaName> {
         match new {
             MetaName::Time(order, _) => {

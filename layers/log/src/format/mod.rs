@@ -23,9 +23,9 @@ pub(crate) use bytes::{u32_at, u64_at};
 pub use damage::LogDamage;
 pub use extents::{Extent, Extents, Orders, Piece, resolve};
 pub(crate) use file_names::{
-    ACCESS, CONTAINER_RECORD, EPOCH_PREFIX, FLAT_PREFIX, GIVEN_AWAY, META, MOVED, NEW_DIR, PARTS_DIR,
-    STORE_RECORD, TRASH_DIR, data_name, epoch_name, index_name, is_defined_name, is_name_of_container,
-    is_number_name, logs_name, number_name,
+    ACCESS, CLOSED_NEW_DIR, CONTAINER_RECORD, EPOCH_PREFIX, FLAT_PREFIX, GIVEN_AWAY, META, MOVED, NEW_DIR,
+    PARTS_DIR, STORE_RECORD, TRASH_DIR, data_name, epoch_name, index_name, is_defined_name,
+    is_name_of_container, is_number_name, logs_name, number_name,
 };
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use flat::reseal_flat;

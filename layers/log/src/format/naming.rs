@@ -45,7 +45,7 @@ pub fn file_name_bytes_max(stored_bytes_max: u32) -> u32 {
 }
 
 /// Returns the name in the store of the directory or symbolic link `name`. One `~` is appended to a
-/// name that would otherwise be that of a container.
+/// name that would otherwise be the name of a container.
 pub fn other_name(name: &[u8]) -> Result<Vec<u8>> {
     let tilde: &[u8] = if is_marked(name) { b"~" } else { b"" };
     let stored = [name, tilde].concat();

@@ -41,11 +41,11 @@ pub struct ObjectSize {
 /// The bytes of an object after its full frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ObjectRest {
-    /// None: the first writer may append more.
+    /// No bytes: the first writer may append more data.
     Nothing,
-    /// [`OBJECT_END`]: the first writer appends no more.
+    /// [`OBJECT_END`]: the first writer appends no more data.
     End,
-    /// A last frame with this payload, if it is complete. The first writer appends no more.
+    /// A last frame with this payload, if it is complete. The first writer appends no more data.
     Frame(u64),
     /// A frame that is being written, or was torn.
     Part,
@@ -91,8 +91,8 @@ impl ObjectProcess {
         ObjectProcess { node_sum: node_sum(&holder.node), pid: holder.pid, start: holder.start }
     }
 
-    /// Returns the process, with the name of this node if it runs here. Its state is unknown to
-    /// all other nodes.
+    /// Returns the process, with the name of this node if it runs on this node. The state of the
+    /// process is unknown to all other nodes.
     pub fn holder(&self, this_node: &str) -> Holder {
         let is_here = self.node_sum != 0 && self.node_sum == node_sum(this_node);
         let node = if is_here { this_node.to_owned() } else { format!("{:x}-0-0.other", self.node_sum) };
@@ -122,7 +122,7 @@ fn last_payload(stored: u64) -> Option<u64> {
 pub fn encode_object_frame_head(payload: u64, epoch: u64, sequence: u64, start: PayloadOffset) -> Vec<u8> {
     let mut runs = Vec::with_capacity(LENGTH_BYTES + START_BYTES);
     put_fixed_varint(&mut runs, payload * 2, LENGTH_BYTES);
-    // A zigzag of a number that is not negative.
+    // The zigzag encoding of a number that is not negative is twice the number.
     put_fixed_varint(&mut runs, start.0 * 2, START_BYTES);
     seal_frame_head(FrameKind::Data, &runs, 1, payload, epoch, sequence, start)
 }
@@ -138,8 +138,9 @@ fn put_fixed_varint(out: &mut Vec<u8>, value: u64, bytes: usize) {
     }
 }
 
-/// Decodes the header and the run of the frame at `start`. Returns `None` if it is not that of a
-/// frame of an object at this place with this payload: it was not written completely.
+/// Decodes the header and the run of the frame at `start`. Returns `None` if it is not the header
+/// of a frame of an object at this position with this payload, that is, if the frame was not
+/// written completely.
 pub fn decode_object_frame_head(bytes: &[u8], start: LogPosition, payload: u64) -> Option<FrameHead> {
     let bytes = bytes.get(..OBJECT_FRAME_HEAD_BYTES)?;
     let head = decode_frame_head(bytes.first_chunk()?).ok()?;
@@ -151,8 +152,8 @@ pub fn decode_object_frame_head(bytes: &[u8], start: LogPosition, payload: u64) 
     (runs == [Run::one(FileOffset(start.payload.0), payload)]).then_some(head)
 }
 
-/// Returns true if a writer at `end` may append to its object the bytes of the file that begin
-/// there, and no frame has been written that is not full.
+/// Returns true if all frames before `end` are full, and a writer may append to its object the
+/// bytes of the file that begin at `end`.
 pub fn is_frame_boundary(end: LogPosition) -> bool {
     end.payload.0 < FILE_END_MAX - OBJECT_FRAME_BYTES
         && end

@@ -198,8 +198,8 @@ mod tests {
         }
     }
 
-    /// Each row has the stores in use, and names with their home. These must never change, because
-    /// existing stores were filled by them.
+    /// Each row has the stores in use, and names with their home. The homes must never change,
+    /// because they determine the stores of existing files.
     #[test]
     fn a_name_keeps_its_store_after_other_changes() {
         let table = "\

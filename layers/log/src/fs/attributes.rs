@@ -3,15 +3,15 @@
 use quell_posix::{Stat, assume};
 use quell_vfs::{Attributes, Change, Error, ErrorKind, Kind, NodeId, Result};
 
-use crate::container::{Container, begins_as_object, only_drops_set_id};
-use crate::format::{container_name, other_name};
+use crate::container::{Container, ContainerIdentity, SET_ID, begins_as_object, only_drops_set_id};
+use crate::format::{ObjectSize, container_name, other_name};
 use crate::fs::files::{file, with_file};
 use crate::fs::mount::{EntryName, Mount};
 use crate::fs::nodes::Node;
 use crate::fs::search::{FoundEntry, SearchResult, search};
 use crate::fs::store_dirs::Dirs;
 
-/// Returns the attributes of a directory or symbolic link from those in the store.
+/// Converts the attributes that a directory or symbolic link has in the store to those of its node.
 pub(crate) fn attributes_from(node: NodeId, kind: Kind, stat: &Stat) -> Attributes {
     Attributes {
         node,
@@ -33,6 +33,9 @@ pub(crate) fn attributes(mount: &Mount, node: NodeId) -> Result<Attributes> {
     let known = mount.node(node)?;
     match known.kind {
         Kind::File => {
+            if let Some(attributes) = attributes_of_known_object(mount, node, &known)? {
+                return Ok(attributes);
+            }
             let attributes = match with_file(mount, node, |shared| shared.file.attributes(node)) {
                 Err(error) if error.kind == ErrorKind::Damaged && !known.is_removed => {
                     attributes_of_file_without_header(mount, node)?.ok_or(error)?
@@ -55,6 +58,50 @@ pub(crate) fn attributes(mount: &Mount, node: NodeId) -> Result<Attributes> {
     }
 }
 
+/// Returns the attributes of a node that is not open, if it is an object that is known to be a
+/// whole file.
+fn attributes_of_known_object(mount: &Mount, node: NodeId, known: &Node) -> Result<Option<Attributes>> {
+    if known.is_removed || mount.files.peek(node).is_some() || mount.stores.join_state().is_none() {
+        return Ok(None);
+    }
+    let SearchResult { found, .. } = search(mount, EntryName { dir: known.parent, name: &known.name })?;
+    Ok(found.and_then(|found| attributes_if_known_object(mount, node, &found)))
+}
+
+/// Returns the attributes of a file that was found, if it is an object that is known to be a whole
+/// file, and that is not open.
+pub(crate) fn attributes_if_known_object(
+    mount: &Mount,
+    node: NodeId,
+    found: &FoundEntry,
+) -> Option<Attributes> {
+    let FoundEntry { store, kind, stat } = *found;
+    let state = mount.stores.join_state()?;
+    // A file with set-id bits has a container.
+    if kind != Kind::File || stat.mode & SET_ID != 0 || !mount.stores.known_objects().has(state, store, &stat)
+    {
+        return None;
+    }
+    // Writers of this mount may have data that is not in the store.
+    if mount.files.with_container(&ContainerIdentity { store, dir: stat.identity() }).is_some() {
+        return None;
+    }
+    let size = ObjectSize::of(stat.size_bytes)?;
+    Some(Attributes {
+        node,
+        kind,
+        permissions: stat.mode & 0o7777,
+        uid: stat.uid,
+        gid: stat.gid,
+        nlink: 1,
+        rdev: 0,
+        size_bytes: size.file_bytes(),
+        blocks: size.log_end().div_ceil(512),
+        modified: stat.modified,
+        changed: stat.modified.max(stat.changed),
+    })
+}
+
 /// Returns true if a file began as an object, and has no valid header.
 pub(crate) fn is_without_header(mount: &Mount, dirs: &Dirs, name: &[u8], found: &FoundEntry) -> bool {
     let open = |stored: Vec<u8>| Container::open(&mount.stores, found.store, &*dirs[found.store], &stored);
@@ -67,7 +114,7 @@ pub(crate) fn attributes_without_header(node: NodeId, found: &FoundEntry) -> Att
     Attributes { size_bytes: 0, ..attributes_from(node, Kind::File, &found.stat) }
 }
 
-/// Finds a node whose object has no valid header. Returns `None` for other files.
+/// Returns the attributes of a node whose object has no valid header, and `None` for other files.
 fn attributes_of_file_without_header(mount: &Mount, node: NodeId) -> Result<Option<Attributes>> {
     let Node { parent, name, .. } = mount.node(node)?;
     let SearchResult { dirs, found, .. } = search(mount, EntryName { dir: parent, name: &name })?;
@@ -82,7 +129,7 @@ pub(crate) fn change(mount: &Mount, node: NodeId, change: &Change) -> Result<()>
         Kind::File => change_file(mount, node, *change),
         _ if change.size_bytes.is_some() => Err(Error::new(ErrorKind::InvalidInput, "resize", known.name)),
         Kind::Dir => {
-            mount.stores.refresh()?; // it is changed in every store
+            mount.stores.refresh()?; // the directory is changed in every store
             mount.open_dir(node)?.iter().try_for_each(|dir| dir.change(b"", change))
         }
         _ => mount.open_dir(known.parent)?[0].change(&other_name(&known.name)?, change),
@@ -96,8 +143,8 @@ fn change_file(mount: &Mount, node: NodeId, change: Change) -> Result<()> {
         && change.gid.is_none()
     {
         let before = shared.file.permissions()?;
-        // The kernel makes this request with the credentials of the writing user, often not those
-        // of the owner.
+        // The kernel makes this request with the credentials of the writing user, often another
+        // user than the owner.
         if only_drops_set_id(before, permissions) {
             let _acting = assume(None)?;
             shared.file.remove_set_id(before, permissions)?;
@@ -115,8 +162,8 @@ fn change_file(mount: &Mount, node: NodeId, change: Change) -> Result<()> {
     }
     let container = shared.file.container();
     if let Some(object) = container.only_object()? {
-        // A container whose owner differs from that of its object is not found, so it is created
-        // before root changes the user.
+        // A container is found only if it belongs to the owner of the object, so the container is
+        // created before root changes the owner.
         let keeps_user = change.uid.is_none_or(|uid| object.stat().is_ok_and(|stat| stat.uid == uid));
         if keeps_user && stays_object(&change) && shared.file.change_only_object(&change)? {
             return Ok(());

@@ -50,19 +50,19 @@ struct Created {
     container: Container,
     /// Its directory in all stores.
     dirs: Dirs,
-    /// The attributes of the object, if it is one.
+    /// The attributes of the object, if the file is an object.
     object: Option<Stat>,
 }
 
-/// Creates a file in its home, as an object or as a container.
+/// Creates a file in its home store, as an object or as a container.
 fn create_container(mount: &Mount, at: EntryName<'_>, new: NewEntry, has_writer: bool) -> Result<Created> {
     let stored = container_name(at.name)?;
     loop {
         let (dirs, store_list) = free_name(mount, at)?;
         let new = inherit(&*dirs[0], new, false)?;
-        // As in any directory with the set-group-ID bit, a file gets the group of the directory
-        // even if the user does not belong to it; but the container is first created in another
-        // directory.
+        // In a directory with the set-group-ID bit, a new file gets the group of the directory,
+        // even if the user does not belong to this group. The kernel does not set this group for
+        // the container, which is first created in another directory.
         let _group = with_group(new.gid)?;
         let home = store_list.home(at.name);
         let Some(stored_dir) = dirs.get(home) else {
@@ -76,7 +76,7 @@ fn create_container(mount: &Mount, at: EntryName<'_>, new: NewEntry, has_writer:
             && store_list.version == 0;
         if may_be_object {
             match Container::create_object(&mount.stores, home, &**stored_dir, &stored, new, has_writer) {
-                // An empty directory has the name, which only a container can replace.
+                // The name belongs to an empty directory, which only a container can replace.
                 Err(error) if error.kind == ErrorKind::Exists && is_replaceable(&**stored_dir, &stored)? => {}
                 Err(error) if error.kind == ErrorKind::Unsupported => {}
                 Err(error)
@@ -116,8 +116,8 @@ pub(crate) fn make_dir(mount: &Mount, at: EntryName<'_>, new: NewEntry) -> Resul
     let mut created: Vec<&dyn WritableDir> = Vec::with_capacity(dirs.len());
     for (store, stored_dir) in dirs.iter().enumerate() {
         let done = match stored_dir.make_dir(&stored, new.permissions) {
-            // Another mount created the directory here because it was missing, or it remained after
-            // a removal.
+            // Another mount created the missing directory in this store, or the directory remained
+            // after a removal.
             Err(error) if error.kind == ErrorKind::Exists && store > 0 => Ok(()),
             Err(error) => Err(error),
             Ok(()) => {

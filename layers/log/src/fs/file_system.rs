@@ -324,7 +324,8 @@ impl Writable for LogFs {
         Ok(Box::new(open_file(&self.mount, node, mode, context.process)?))
     }
 
-    /// Syncs with the permissions of this process, because the caller may have none for `trash`.
+    /// Syncs with the permissions of this process, because the caller may not be permitted to open
+    /// `trash`.
     fn sync_dir(&self, _: &Context<'_>, dir: NodeId) -> Result<()> {
         self.mount.open_dir(dir)?.iter().try_for_each(|dir| dir.sync())?;
         // Removing a file renames its container into `trash`. Some file systems make a rename

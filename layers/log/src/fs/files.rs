@@ -5,15 +5,20 @@ use std::sync::Arc;
 use quell_posix::{WritableDir, assumed};
 use quell_vfs::{Error, ErrorKind, Kind, NodeId, OpenMode, Result};
 
-use crate::container::Container;
+use crate::container::{Container, ContainerIdentity};
 use crate::format::container_name;
 use crate::fs::handle::Handle;
 use crate::fs::mount::{EntryName, Mount};
 use crate::fs::nodes::Node;
 use crate::fs::open_files::SharedFile;
 use crate::fs::search::{FoundEntry, SearchResult, has_moved, search};
+use crate::fs::store_dirs::Dirs;
 use crate::not_found::none_if_not_found;
 use crate::session::LogFile;
+
+/// The largest number of attempts of a lookup or an open. An attempt fails if another process
+/// replaces the file after it was found, so a file that is replaced continually needs a limit.
+pub(crate) const ATTEMPTS_MAX: usize = 100;
 
 /// Returns the file of a node, and opens it if it is not open.
 ///
@@ -40,15 +45,22 @@ pub(crate) fn file(mount: &Mount, node: NodeId) -> Result<Arc<SharedFile>> {
             return Err(Error::new(ErrorKind::NotFound, "open", &name));
         };
         let dir = &dirs[found.store];
-        match Container::open(&mount.stores, found.store, &**dir, &container_name(&name)?) {
+        let opened = open_container(mount, &dirs, &name, &found);
+        match opened {
             Err(error) if error.kind == ErrorKind::NotFound && has_moved(mount, at, &found)? => {}
             container => return Ok(add_file(mount, node, container?, dir)),
         }
     }
 }
 
+/// Opens the container of a file that was found, or its object.
+fn open_container(mount: &Mount, dirs: &Dirs, name: &[u8], found: &FoundEntry) -> Result<Container> {
+    let stored = container_name(name)?;
+    Container::open_as(&mount.stores, found.store, &*dirs[found.store], &stored, found.stat.kind())
+}
+
 /// Makes a container in `dir` the file of a node, unless the node has one.
-fn add_file(
+pub(crate) fn add_file(
     mount: &Mount,
     node: NodeId,
     container: Container,
@@ -67,31 +79,38 @@ pub(crate) fn open_found(mount: &Mount, node: NodeId, found: &FoundEntry) -> Res
     let Node { parent, name, .. } = mount.node(node)?;
     let dirs = mount.open_dir(parent)?;
     let Some(dir) = dirs.get(found.store) else { return Ok(()) };
-    let opened = Container::open(&mount.stores, found.store, &**dir, &container_name(&name)?);
-    if let Some(container) = none_if_not_found(opened)? {
+    let opened = open_container(mount, &dirs, &name, found);
+    if let Some(container) = none_if_not_found(opened)?
+        && container.identity() == (ContainerIdentity { store: found.store, dir: found.stat.identity() })
+    {
         add_file(mount, node, container, dir);
     }
     Ok(())
 }
 
-/// Calls `act` with the file of a node. If another process has moved the file to another store,
-/// calls it again with the file there.
+/// Calls `act` with the file of a node. If another mount has moved the file to another store, or
+/// replaced it by another file, calls it again with the file that has the name now, at most
+/// [`ATTEMPTS_MAX`] times.
 pub(crate) fn with_file<T>(
     mount: &Mount,
     node: NodeId,
     act: impl Fn(Arc<SharedFile>) -> Result<T>,
 ) -> Result<T> {
-    let shared = file(mount, node)?;
-    match act(Arc::clone(&shared)) {
-        Err(error)
-            if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Stale)
-                && !mount.node(node)?.is_removed
-                && shared.file.container().is_gone()? =>
-        {
-            drop((mount.files.forget(node), shared));
-            act(file(mount, node)?)
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let shared = file(mount, node)?;
+        match act(Arc::clone(&shared)) {
+            Err(error)
+                if attempts < ATTEMPTS_MAX
+                    && matches!(error.kind, ErrorKind::NotFound | ErrorKind::Stale)
+                    && !mount.node(node)?.is_removed
+                    && shared.file.container().is_gone()? =>
+            {
+                drop((mount.files.forget(node), shared));
+            }
+            done => return done,
         }
-        done => done,
     }
 }
 

@@ -80,8 +80,8 @@ impl<T: Send + Sync + 'static> FlattenQueue<T> {
         !self.lock().has_thread
     }
 
-    /// Clears the queue, refuses further files, and cancels the running work. Waits until that has
-    /// ended, but at most for `timeout`.
+    /// Clears the queue, refuses further files, and cancels the running work. Waits until this work
+    /// has ended, but at most for `timeout`.
     pub fn stop(&self, timeout: Duration) {
         let mut state = self.lock();
         // Set while the lock is held, so that nothing is added afterwards.

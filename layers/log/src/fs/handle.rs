@@ -34,7 +34,8 @@ pub(crate) struct Handle {
     /// Data was written after that check, so the set-id bits are checked again before the data is
     /// published.
     must_drop_set_id: AtomicBool,
-    /// The owners that have taken a lock through this handle. Their locks end with it.
+    /// The owners that have taken a lock through this handle. Their locks are released when the
+    /// handle is closed.
     lock_owners: RankedMutex<HashSet<LockOwner>>,
 }
 
@@ -96,13 +97,14 @@ impl Handle {
     }
 
     /// Removes this handle. The last handle of a process ends the process's writer. After the last
-    /// writer of this node, the file is flattened if that is due.
+    /// writer of this node has ended, the file is flattened if a flat index is due.
     fn release(&self) -> Result<()> {
         self.shared.handles.fetch_sub(1, Ordering::Relaxed);
         if self.writer.is_none() {
             return Ok(());
         }
-        // The process's own credentials, because a thread that is started here inherits them.
+        // Assumes the process's own credentials, because a thread that is started here inherits
+        // them.
         let _process = assume(None)?;
         if self.shared.file.release(self.process)? {
             if self.flattens_later {
@@ -115,8 +117,8 @@ impl Handle {
     }
 }
 
-/// Removes set-id bits with the process's own credentials: the permissions belong to the owner, and
-/// another user may write.
+/// Removes set-id bits with the process's own credentials: only the owner can change the
+/// permissions, and another user may be writing.
 pub(crate) fn drop_set_id(file: &LogFile) -> Result<()> {
     let _acting = assume(None)?;
     file.drop_set_id()
@@ -151,8 +153,8 @@ impl WritableFile for Handle {
         let dropped = self.drop_set_id_of_later_writes();
         let published = assume(self.credentials.clone())
             .and_then(|_acting| self.shared.file.publish(self.writer.as_deref()));
-        // An error of a release is not one of the data, and the file system removes the locks when
-        // it notices that the descriptors are closed.
+        // An error of `release_locks` is not returned: no data is lost, and the file system
+        // releases the locks when it notices that the descriptors are closed.
         let owners = std::mem::take(&mut *self.lock_owners.lock());
         for owner in owners {
             if let Err(error) = self.shared.file.release_locks(owner) {

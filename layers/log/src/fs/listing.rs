@@ -82,7 +82,7 @@ fn read(mount: &Mount, dir: NodeId, store_list: &StoreList) -> Result<Listing> {
     let dirs = mount.open_dir(dir)?;
     let mut found = HashMap::new();
     // A file that is moved meanwhile must be found at least once: drained stores are read before
-    // those that get their files, and added stores after those that lose files.
+    // the stores to which their files move, and added stores after the stores that lose files.
     let (left, used): (Vec<_>, Vec<_>) = (0..dirs.len()).partition(|store| !store_list.is_used(*store));
     for store in left.into_iter().chain(used) {
         let stored_dir = &dirs[store];

@@ -4,11 +4,13 @@ use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Result, check_name};
 
 use crate::container::{Container, ContainerIdentity};
 use crate::format::{container_name, other_name};
-use crate::fs::attributes::{attributes_from, attributes_without_header, is_without_header};
-use crate::fs::files::{open_found, with_file};
+use crate::fs::attributes::{
+    attributes_from, attributes_if_known_object, attributes_without_header, is_without_header,
+};
+use crate::fs::files::{ATTEMPTS_MAX, open_found, with_file};
 use crate::fs::mount::{EntryName, Mount};
 use crate::fs::nodes::Node;
-use crate::fs::search::{FoundEntry, SearchResult, search};
+use crate::fs::search::{FoundEntry, SearchResult, is_another, search};
 use crate::fs::store_dirs::Dirs;
 use crate::not_found::none_if_not_found;
 
@@ -19,36 +21,52 @@ use crate::not_found::none_if_not_found;
 /// `Damaged` if parts of the file were lost.
 pub(crate) fn lookup(mount: &Mount, at: EntryName<'_>) -> Result<Option<Attributes>> {
     check_name(at.name)?;
-    let SearchResult { dirs, found, .. } = search(mount, at)?;
-    let Some(found) = found else {
-        // Another node may have removed the name.
-        mount.nodes.lock().removed(at.dir, at.name);
-        return Ok(None);
-    };
-    note_replaced_node(mount, at, &dirs, &found);
-    let node = mount.nodes.lock().refer(at.dir, at.name, found.kind);
-    match attributes_of_found(mount, node, &found) {
-        Ok(attributes) => Ok(Some(attributes)),
-        // It can be removed, for which the kernel looks it up. Opening it fails.
-        Err(error)
-            if error.kind == ErrorKind::Damaged && is_without_header(mount, &dirs, at.name, &found) =>
-        {
-            Ok(Some(attributes_without_header(node, &found)))
-        }
-        Err(error) => {
-            mount.forget(node, 1);
-            // A directory with the name of a container and without a record is not a file.
-            match error.kind == ErrorKind::NotFound && !is_incomplete(mount, &dirs, at.name, &found)? {
-                true => Ok(None),
-                false => Err(error_of_incomplete(error, at.name)),
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let SearchResult { dirs, found, .. } = search(mount, at)?;
+        let Some(found) = found else {
+            // Another node may have removed the name.
+            mount.nodes.lock().removed(at.dir, at.name);
+            return Ok(None);
+        };
+        note_replaced_node(mount, at, &dirs, &found);
+        let node = mount.nodes.lock().refer(at.dir, at.name, found.kind);
+        let error = match attributes_of_found(mount, node, &found) {
+            Ok(attributes) => return Ok(Some(attributes)),
+            // The kernel looks up a file before it removes it, so the lookup of this file succeeds.
+            // Opening the file fails.
+            Err(error)
+                if error.kind == ErrorKind::Damaged && is_without_header(mount, &dirs, at.name, &found) =>
+            {
+                return Ok(Some(attributes_without_header(node, &found)));
             }
+            Err(error) => error,
+        };
+        // A process of this mount, or another mount, may have removed or replaced the file since it
+        // was found.
+        let is_removed = mount.node(node).is_ok_and(|node| node.is_removed);
+        mount.forget(node, 1);
+        if attempts < ATTEMPTS_MAX
+            && matches!(error.kind, ErrorKind::NotFound | ErrorKind::Stale)
+            && (is_removed || is_another(mount, at, Some(&found))?)
+        {
+            continue;
         }
+        // A directory with the name of a container and without a record is not a file.
+        return match error.kind == ErrorKind::NotFound && !is_incomplete(mount, &dirs, at.name, &found)? {
+            true => Ok(None),
+            false => Err(error_of_incomplete(error, at.name)),
+        };
     }
 }
 
 fn attributes_of_found(mount: &Mount, node: NodeId, found: &FoundEntry) -> Result<Attributes> {
     match found.kind {
         Kind::File => {
+            if let Some(attributes) = attributes_if_known_object(mount, node, found) {
+                return Ok(attributes);
+            }
             open_found(mount, node, found)?;
             with_file(mount, node, |shared| shared.file.attributes(node))
         }
@@ -56,7 +74,8 @@ fn attributes_of_found(mount: &Mount, node: NodeId, found: &FoundEntry) -> Resul
     }
 }
 
-/// Marks the known node as removed if another node has replaced it under this name.
+/// Marks the known node of a name as removed, if another mount has given the name to another file,
+/// directory or link.
 fn note_replaced_node(mount: &Mount, at: EntryName<'_>, dirs: &Dirs, found: &FoundEntry) {
     let Some(node) = mount.named(at) else { return };
     let is_another = match found.kind {
@@ -101,7 +120,7 @@ fn is_incomplete(mount: &Mount, dirs: &Dirs, name: &[u8], found: &FoundEntry) ->
         || none_if_not_found(Container::open(&mount.stores, found.store, &*dirs[found.store], &stored));
     let Some(container) = open()? else { return Ok(false) };
     if container.is_complete()? {
-        return Ok(false); // another one that was created meanwhile
+        return Ok(false); // another container, which was created meanwhile
     }
     // A container that is being removed has already lost its name.
     Ok(open()?.is_some_and(|now| now.identity() == container.identity()))

@@ -1,11 +1,11 @@
 //! The file system of the contract: names, nodes and handles.
 //!
 //! `file_system` implements the contract in short methods. Each operation is a module of functions
-//! that get the state of the mount (`mount`) as an argument. A module uses only those before it:
-//! `nodes`, `store_dirs` (changes of a directory in every store), `flatten_queue`, `open_files`,
-//! `open_dirs`, `mount`, `handle`, `search` (finds names in the stores), `files` (opens the files
-//! of nodes), `attributes`, `lookup`, `listing`, `remove`, `create`, `rename`. `tree` reads the
-//! stores without a mount.
+//! that get the state of the mount (`mount`) as an argument. A module uses only the modules that
+//! are listed before it: `nodes`, `store_dirs` (changes of a directory in every store),
+//! `flatten_queue`, `open_files`, `open_dirs`, `mount`, `handle`, `search` (finds names in the
+//! stores), `files` (opens the files of nodes), `attributes`, `lookup`, `listing`, `remove`,
+//! `create`, `rename`. `tree` reads the stores without a mount.
 
 mod attributes;
 mod create;

@@ -56,7 +56,7 @@ impl Mount {
     }
 
     /// Makes this thread assume the credentials of the caller until the result is dropped, in
-    /// root's mount for callers other than root. Otherwise the credentials stay those of the
+    /// root's mount for callers other than root. Otherwise the thread keeps the credentials of the
     /// process; the restrictions of root are described at `PosixDir::open_shared`.
     pub fn assume_caller(&self, context: &Context<'_>) -> Result<Option<Acting>> {
         match context.caller {
@@ -67,8 +67,8 @@ impl Mount {
         }
     }
 
-    /// Returns whether a truncation by the caller keeps the set-id bits of a file, as one by root
-    /// does (`CAP_FSETID`).
+    /// Returns whether a truncation by the caller keeps the set-id bits of a file, as a truncation
+    /// by root does (`CAP_FSETID`).
     pub fn keeps_set_id(&self, context: &Context<'_>) -> bool {
         context.keeps_set_id(self.stores.host().uid)
     }

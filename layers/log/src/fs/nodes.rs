@@ -105,7 +105,7 @@ impl Nodes {
         Some(number)
     }
 
-    /// Gives the node with the first name the second name. A node that had the second name must be
+    /// Changes the name of a node from `from` to `to`. A node that had the name `to` must be
     /// `removed` before.
     pub fn renamed(&mut self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8]) {
         let Some(number) = self.names.remove(&(from_dir, from.to_vec())) else { return };

@@ -13,7 +13,7 @@ fn be_only_user(fs: &LogFs) -> bool {
     fs.be_only_user(Instant::now() + Duration::from_secs(100_000)).unwrap()
 }
 
-/// Shares the store as the keeper of a mount does after another process has registered itself.
+/// Shares the store as the process of a mount does after another process has registered itself.
 fn share(fs: &LogFs) {
     assert!(!be_only_user(fs), "the other mount has registered itself");
     fs.end_only_user_period();

@@ -32,7 +32,7 @@ pub(crate) struct SharedFile {
 }
 
 impl SharedFile {
-    /// Creates a flat index if it is due. Errors are ignored, because readers can use the logs.
+    /// Creates a flat index if one is due. Errors are ignored, because readers can use the logs.
     pub fn flatten(&self, is_cancelled: &AtomicBool) {
         if !self.is_removed()
             && let Err(error) = self.file.flatten_if_due(is_cancelled)
@@ -45,8 +45,8 @@ impl SharedFile {
         }
     }
 
-    /// Records that the file was removed and has this name in `trash`. It is deleted when it is
-    /// dropped, at the last close.
+    /// Records that the file was removed and has this name in `trash`. The container is deleted
+    /// when this value is dropped, at the last close.
     pub fn set_removed(&self, name: Vec<u8>) {
         *self.trash.lock() = Some(name);
     }
@@ -78,8 +78,8 @@ impl SharedFile {
     /// Deletes the container if the file was removed.
     pub fn delete_if_removed(&self) -> Result<()> {
         let Some(name) = self.trash.lock().take() else { return Ok(()) };
-        // The process's own credentials, because the last close may come from another user than the
-        // removal.
+        // Assumes the process's own credentials, because the user of the last close may not be the
+        // user who removed the file.
         let _process = assume(None)?;
         let container = self.file.container();
         delete_container(&self.stores, container.home(), &name, container.number())
@@ -156,7 +156,7 @@ impl OpenFiles {
         shared
     }
 
-    /// Makes `file` the file of a node, unless it is already open.
+    /// Makes `file` the file of a node, unless the file is already open.
     pub fn add(&self, node: NodeId, file: LogFile) -> Arc<SharedFile> {
         let number = file.container().identity();
         let (stores, flattening) = (Arc::clone(&self.stores), Arc::clone(&self.flattening));

@@ -357,3 +357,88 @@ fn a_second_user_can_write_truncate_and_sync_but_not_take_ownership() {
         assert!(fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().is_none());
     });
 }
+
+/// While root gives a file away, its container belongs to root. The former owner may have moved a
+/// directory of a third user into it.
+#[test]
+fn root_gives_no_directory_of_a_third_user_away_with_the_container_of_an_object() {
+    let store = MemoryStore::new();
+    let stores = std::slice::from_ref(&store);
+    let objects = Choices { begins_as_object: true, ..Choices::default() };
+    let opened = |pid, uid| {
+        let host = crate::stores::Host { uid, ..host(pid, pid as u32) };
+        Stores::open(vec![store.root() as Arc<dyn WritableDir>], host, 4).unwrap()
+    };
+    let fs = LogFs::new(opened(1, 1000), objects);
+    drop(make(&fs, "f", 1));
+    let file = again(&fs, "f", 2);
+    file.write_at(b"of another writer", 0).unwrap();
+    file.close().unwrap();
+    drop((file, fs));
+    let dir = Arc::clone(container(stores, "f").dir().unwrap());
+    let give = |name: &[u8], uid| dir.change(name, &Change { uid: Some(uid), ..Change::default() }).unwrap();
+    let owner = |name: &[u8]| dir.stat(name).unwrap().uid;
+    give(b"meta", 77);
+    let root = LogFs::new(opened(2, 0), objects);
+    let node = root.lookup(&Context::OWN, root.root(), b"f").unwrap().unwrap().into_attributes().node;
+    let chown = || root.change(&Context::OWN, node, &Change { uid: Some(55), ..Change::default() });
+    assert_eq!(chown().unwrap_err().errno(), EPERM);
+    assert_eq!(owner(b"meta"), 77);
+    // After an interruption, `meta` may belong to the new owner already.
+    give(b"meta", 55);
+    chown().unwrap();
+    assert_eq!([owner(b"meta"), owner(b"access"), dir.stat_self().unwrap().uid], [55; 3]);
+}
+
+/// Other users may add log directories to a file of root, and may move directories of a third user
+/// into its container.
+#[test]
+fn root_changes_only_directories_of_the_owner_of_a_file_of_root() {
+    for begins_as_object in [false, true] {
+        let store = MemoryStore::new();
+        let stores = std::slice::from_ref(&store);
+        let choices = Choices { begins_as_object, ..Choices::default() };
+        let opened = |pid, uid| {
+            let host = crate::stores::Host { uid, ..host(pid, pid as u32) };
+            Stores::open(vec![store.root() as Arc<dyn WritableDir>], host, 4).unwrap()
+        };
+        let fs = LogFs::new(opened(1, 1000), choices);
+        drop(make(&fs, "f", 1));
+        for process in 2..9 {
+            again(&fs, "f", process).write_at(b"of another", 0).unwrap();
+        }
+        drop(fs);
+        // The memory store gives all files to user 1000.
+        let dir = Arc::clone(container(stores, "f").dir().unwrap());
+        let names = dir.names().unwrap();
+        names.iter().for_each(|name| own(&*dir, name, 0));
+        own(&*dir, b"", 0);
+        own(&*store.root(), b"f.container", 0);
+        let root = LogFs::new(opened(2, 0), choices);
+        let node = root.lookup(&Context::OWN, root.root(), b"f").unwrap().unwrap().into_attributes().node;
+        let mut logs = names.iter().filter(|name| name.starts_with(b"logs-"));
+        let (theirs, roots) = (logs.next().unwrap(), logs.next().expect("another log directory"));
+        own(&*dir, theirs, 77);
+        let before = dir.stat(theirs).unwrap();
+        let change = |change: Change| root.change(&Context::OWN, node, &change).map(drop);
+        let group = Change { gid: Some(9), ..Change::default() };
+        change(mode(0o600)).unwrap();
+        change(group).unwrap();
+        assert_eq!((dir.stat(roots).unwrap().mode & 0o7777, dir.stat(roots).unwrap().gid), (0o700, 9));
+        let same = |stat: quell_posix::Stat| (stat.uid, stat.gid, stat.mode) == (77, before.gid, before.mode);
+        assert!(same(dir.stat(theirs).unwrap()), "object {begins_as_object}");
+        // `meta` of a third user: nothing is changed.
+        own(&*dir, b"meta", 77);
+        let access = dir.stat(b"access").unwrap();
+        for refused in [mode(0o666), Change { gid: Some(8), ..group }, Change { uid: Some(55), ..group }] {
+            assert_eq!(change(refused).unwrap_err().errno(), EPERM, "{refused:?}");
+            let now = dir.stat(b"access").unwrap();
+            assert_eq!((now.uid, now.gid, now.mode), (access.uid, access.gid, access.mode));
+            assert_eq!(dir.stat(b"meta").unwrap().uid, 77);
+        }
+        own(&*dir, b"meta", 0);
+        change(Change { uid: Some(55), ..group }).unwrap();
+        assert!(same(dir.stat(theirs).unwrap()), "object {begins_as_object}");
+        assert_eq!([roots, &b"meta".to_vec()].map(|name| dir.stat(name).unwrap().uid), [55; 2]);
+    }
+}

@@ -1,15 +1,16 @@
 //! Removes files, directories and symbolic links. The attributes and the content of a removed node
 //! are kept as long as it is referenced.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use quell_posix::{WritableDir, assume};
+use quell_posix::{Stat, WritableDir, assume};
 use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Rename, Result};
 
-use crate::container::{Container, delete_container};
+use crate::container::{Container, ContainerIdentity, delete_container};
 use crate::format::{container_name, number_name, other_name};
 use crate::fs::attributes::attributes_from;
-use crate::fs::files::file;
+use crate::fs::files::add_file;
 use crate::fs::mount::{EntryName, Mount, RemovedLink};
 use crate::fs::open_files::SharedFile;
 use crate::fs::search::{FoundEntry, SearchResult, has_moved, search};
@@ -67,7 +68,8 @@ pub(crate) fn remove(mount: &Mount, at: EntryName<'_>) -> Result<()> {
             }
             Some(found @ FoundEntry { store, kind: Kind::File, .. }) => {
                 let node = mount.named(at);
-                match discard(mount, &*dirs[store], store, &container_name(at.name)?, node) {
+                let file = StoredFile::found(&dirs[store], store, &found);
+                match discard(mount, file, &container_name(at.name)?, node) {
                     Err(error) if error.kind == ErrorKind::NotFound && has_moved(mount, at, &found)? => {
                         continue;
                     }
@@ -120,29 +122,58 @@ pub(crate) fn remove_dir(mount: &Mount, at: EntryName<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Moves the container `stored` to `trash`, or removes the object and moves its container. Deletes
-/// the container there, unless its `node` is still referenced.
+/// The location of a file that is removed.
+#[derive(Clone, Copy)]
+pub(crate) struct StoredFile<'a> {
+    /// The directory in `store` that contains the file.
+    pub dir: &'a Arc<dyn WritableDir>,
+    pub store: StoreNumber,
+    /// The attributes of the name in the store, if they were just read.
+    pub stat: Option<Stat>,
+}
+
+impl<'a> StoredFile<'a> {
+    /// Returns the location of a file that was found.
+    pub fn found(dir: &'a Arc<dyn WritableDir>, store: StoreNumber, found: &FoundEntry) -> StoredFile<'a> {
+        StoredFile { dir, store, stat: Some(found.stat) }
+    }
+}
+
+/// Moves the container `stored` to `trash`, or removes the object `stored` and moves its container
+/// to `trash`. Deletes the container in `trash`, unless its `node` is still referenced.
 pub(crate) fn discard(
     mount: &Mount,
-    dir: &dyn WritableDir,
-    store: StoreNumber,
+    file: StoredFile<'_>,
     stored: &[u8],
     node: Option<NodeId>,
 ) -> Result<()> {
-    discard_by(mount, dir, store, stored, node, &|| dir.remove(stored))
+    discard_by(mount, file, stored, node, &|| file.dir.remove(stored))
 }
 
 /// As `discard`. `remove` removes the name of an object, or replaces it by another object.
 pub(crate) fn discard_by(
     mount: &Mount,
-    dir: &dyn WritableDir,
-    store: StoreNumber,
+    file: StoredFile<'_>,
     stored: &[u8],
     node: Option<NodeId>,
     remove: &dyn Fn() -> Result<()>,
 ) -> Result<()> {
-    let container = match Container::open(&mount.stores, store, dir, stored) {
-        Ok(container) => Some(container),
+    let StoredFile { dir, store, stat } = file;
+    // The file is not opened again if it is open. Other mounts may have given the name to another
+    // file, which a client of NFS notices only when it opens the name.
+    let is_only_user = mount.stores.only_user_period().is_some();
+    let found = stat.map(|stat| ContainerIdentity { store, dir: stat.identity() });
+    let open = node.filter(|_| is_only_user).and_then(|node| mount.files.get(node));
+    let open = open.filter(|open| Some(open.file.container().identity()) == found);
+    let opened = match open.is_some() {
+        true => Ok(None),
+        false => {
+            let kind = stat.and_then(|stat| stat.kind());
+            Container::open_as(&mount.stores, store, &**dir, stored, kind).map(Some)
+        }
+    };
+    let container = match opened {
+        Ok(container) => container,
         // A damaged container can still be removed, and so can an object that this user cannot
         // read. `quell log fsck` finds its parts.
         Err(error) if matches!(error.kind, ErrorKind::Damaged | ErrorKind::PermissionDenied) => {
@@ -156,19 +187,27 @@ pub(crate) fn discard_by(
         }
         Err(error) => return Err(error),
     };
-    let identity = container.as_ref().map(Container::identity);
-    let shared = match (node, identity) {
-        (_, None) => None,
-        (Some(node), _) => {
-            Some(file(mount, node)?).filter(|shared| Some(shared.file.container().identity()) == identity)
-        }
-        (None, Some(identity)) => mount.files.with_container(&identity),
+    let known = open.as_ref().map(|open| open.file.container()).or(container.as_ref());
+    let (number, is_object) = match known {
+        Some(container) => (container.number(), container.object().is_some()),
+        None => (0, false),
+    };
+    // If the kernel may still use the file, the container becomes the file of its node.
+    let (shared, container) = match (node, container) {
+        (_, None) => (open, None),
+        (Some(node), Some(container)) => match mount.files.get(node) {
+            Some(known) if known.file.container().identity() == container.identity() => (Some(known), None),
+            Some(_) => (None, Some(container)),
+            None => (Some(add_file(mount, node, container, dir)), None),
+        },
+        (None, Some(container)) => (mount.files.with_container(&container.identity()), Some(container)),
     };
     let name = number_name(mount.stores.random_number());
-    match container.as_ref().filter(|container| container.object().is_some()) {
+    let object = shared.as_ref().map(|shared| shared.file.container()).or(container.as_ref());
+    match object.filter(|_| is_object) {
         Some(container) => {
             if !remove_object(shared.as_deref(), container, &name, remove)? {
-                // The object is open as long as it is used, and then disappears by itself.
+                // The object stays open as long as the file is used. The last close deletes it.
                 if let Some(shared) = shared {
                     shared.set_unlinked();
                     let before = node.map(|node| mount.files.keep_removed(node, &shared));
@@ -183,7 +222,6 @@ pub(crate) fn discard_by(
         // The name is removed, as requested. If the container cannot be deleted now, `quell log
         // fsck` finds it.
         let _process = assume(None)?;
-        let number = container.map_or(0, |container| container.number());
         let _ = delete_container(&mount.stores, store, &name, number);
         return Ok(());
     };
@@ -195,7 +233,7 @@ pub(crate) fn discard_by(
 }
 
 /// Removes an object, and then moves its container to `trash` under the name `name`, if it has one.
-/// Returns whether it has one.
+/// Returns whether the object has a container.
 ///
 /// A process that creates the container at the same time looks for the object afterwards, and
 /// removes the container if the object was removed.
@@ -207,19 +245,18 @@ fn remove_object(
 ) -> Result<bool> {
     // A process that has the file open may write more than an object can hold, and the container
     // cannot be created after the object has lost its name.
-    if let Some(shared) = shared.filter(|shared| shared.handles.load(Ordering::Relaxed) > 0)
-        && let Err(error) = shared.file.container().dir()
+    if shared.is_some_and(|shared| shared.handles.load(Ordering::Relaxed) > 0)
+        && let Err(error) = container.dir()
     {
         tracing::debug!(%error, "cannot create the container of a file that is being removed");
     }
-    let container = shared.map_or(container, |shared| shared.file.container());
-    let has_another_name = match container.object() {
-        Some(object) => object.stat()?.nlink > 1,
-        None => false,
-    };
     remove()?;
-    if has_another_name {
-        return Ok(false); // see `rename_object`
+    // Another mount may have given the object a second name, see `rename_object`. Read before the
+    // removal, the link count would not include a name that is added meanwhile.
+    if let Some(object) = container.object()
+        && object.has_name()?
+    {
+        return Ok(false);
     }
     // The file is removed, as requested. `quell log fsck` finds a container without an object.
     let _process = assume(None)?;

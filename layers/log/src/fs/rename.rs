@@ -8,7 +8,7 @@ use quell_vfs::{Error, ErrorKind, Kind, NodeId, Rename, Result, check_name};
 use crate::container::rename_object;
 use crate::format::{container_name, other_name};
 use crate::fs::mount::{EntryName, Mount};
-use crate::fs::remove::{RemovedNode, discard, discard_by};
+use crate::fs::remove::{RemovedNode, StoredFile, discard, discard_by};
 use crate::fs::search::{FoundEntry, has_moved, is_another, search};
 use crate::fs::store_dirs::{Dirs, check_empty, make_dir_like, rename_or_replace, undo_dir_rename};
 use crate::not_found::none_if_not_found;
@@ -143,8 +143,8 @@ fn rename_file(
     }
 }
 
-/// Returns true if a rename has failed because the new name is that of a container or, if a
-/// container was renamed, of an object.
+/// Returns true if a rename has failed because the new name belongs to a container or, if a
+/// container was renamed, to an object.
 fn is_in_use(error: &Error) -> bool {
     matches!(
         error.kind,
@@ -152,8 +152,9 @@ fn is_in_use(error: &Error) -> bool {
     )
 }
 
-/// Renames a file to a name that is not used. A container replaces no other one, because containers
-/// are never empty. An object replaces another one unless the mode excludes it.
+/// Renames a file to a name that is not used. A container does not replace another container,
+/// because containers are never empty. An object replaces another object unless the mode excludes
+/// it.
 fn rename_to_free_name(
     file: &FoundEntry,
     (from_dir, old): (&dyn WritableDir, &[u8]),
@@ -194,22 +195,33 @@ fn rename_container(
             // never empty.
             Err(error) if is_in_use(&error) => {
                 from_dir.rename(&old, to_dir, &new, Rename::Exchange)?;
-                removed(discard(mount, from_dir, store, &old, None))?;
+                let file = StoredFile { dir: &source.dirs[store], store, stat: None };
+                removed(discard(mount, file, &old, None))?;
             }
             renamed => renamed?,
         }
-        return removed(discard(mount, &*target.dirs[other.store], other.store, &new, replaced));
+        let file = StoredFile::found(&target.dirs[other.store], other.store, &other);
+        return removed(discard(mount, file, &new, replaced));
     }
+    if is_object(&source.entry) && source.entry.is_same(&other) {
+        // Both names belong to the same file, and both stay, as with rename(2). The mount that
+        // renames the object at this moment will remove the old name.
+        return Ok(());
+    }
+    let replaced_file = StoredFile::found(&target.dirs[store], store, &other);
     if is_object(&source.entry) && is_object(&other) {
         let replace = || from_dir.rename(&old, to_dir, &new, Rename::Replace);
-        return discard_by(mount, to_dir, store, &new, replaced, &replace);
+        return discard_by(mount, replaced_file, &new, replaced, &replace);
     }
     // The names are exchanged in one step if the file system supports it, so that there is always a
     // file with this name.
     match from_dir.rename(&old, to_dir, &new, Rename::Exchange) {
-        Ok(()) => removed(discard(mount, from_dir, store, &old, replaced)),
+        Ok(()) => {
+            let exchanged = StoredFile { dir: &source.dirs[store], ..replaced_file };
+            removed(discard(mount, exchanged, &old, replaced))
+        }
         Err(error) if error.kind == ErrorKind::Unsupported => {
-            discard(mount, to_dir, store, &new, replaced)?;
+            discard(mount, replaced_file, &new, replaced)?;
             rename()
         }
         Err(error) => Err(error),
@@ -267,13 +279,14 @@ fn rename_other(
         }
     }
     if let Some(other) = target.entry.filter(|other| other.kind == Kind::File) {
-        discard(mount, &*target.dirs[other.store], other.store, &container_name(target.at.name)?, replaced)?;
+        let file = StoredFile::found(&target.dirs[other.store], other.store, &other);
+        discard(mount, file, &container_name(target.at.name)?, replaced)?;
     }
     Ok(Attempt::Done)
 }
 
 /// Undoes the renames of a directory in the first stores. `renamed` contains the attributes that
-/// the directory had before, in each of them.
+/// the directory had before in each of these stores.
 fn undo_rename(source: Source<'_>, target: Target<'_>, renamed: &[Option<Stat>]) -> Result<()> {
     let (old, new) = (other_name(source.at.name)?, other_name(target.at.name)?);
     let replaced_dir = target.entry.filter(|other| other.kind == Kind::Dir).map(|other| other.stat);
@@ -288,8 +301,8 @@ fn undo_rename(source: Source<'_>, target: Target<'_>, renamed: &[Option<Stat>])
     Ok(())
 }
 
-/// Exchanges two names: in one step if they are of the same kind and in the same store, otherwise
-/// in two.
+/// Exchanges two names: in one step if their entries are of the same kind and in the same store,
+/// otherwise in two steps.
 fn exchange(first: Source<'_>, second: Source<'_>) -> Result<()> {
     let stored_as = |side: &Source<'_>, name: &[u8]| match side.entry.kind {
         Kind::File => container_name(name),

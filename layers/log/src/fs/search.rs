@@ -21,7 +21,7 @@ pub(crate) struct FoundEntry {
 
 impl FoundEntry {
     /// Returns true if this is the same object in the same store.
-    fn is_same(&self, other: &FoundEntry) -> bool {
+    pub fn is_same(&self, other: &FoundEntry) -> bool {
         (self.store, self.stat.identity()) == (other.store, other.stat.identity())
     }
 }
@@ -38,10 +38,11 @@ pub(crate) struct SearchResult {
 /// Finds a name. If the name is in none of the known stores, newer maps are read before it is
 /// reported as missing or created, because it may be in a store that was added.
 ///
-/// The search for a missing name costs three requests even in a single store, and none of them can
-/// be omitted. A file and another object of the same name have different names in the store, and
-/// either may have been created by another node. A file may have been moved to an added store at
-/// any time, and a map that was read before the search does not rule this out.
+/// The search for a missing name costs three requests even in a single store, of which only the
+/// third one can be omitted, by the only user of the store. A file and another object of the same
+/// name have different names in the store, and either may have been created by another node. A file
+/// may have been moved to an added store at any time, and a map that was read before the search
+/// does not rule this out.
 pub(crate) fn search(mount: &Mount, at: EntryName<'_>) -> Result<SearchResult> {
     loop {
         let store_list = mount.stores.list();
@@ -93,8 +94,8 @@ pub(crate) fn has_moved(mount: &Mount, at: EntryName<'_>, found: &FoundEntry) ->
     Ok(search(mount, at)?.found.is_some_and(|now| !now.is_same(found)))
 }
 
-/// Returns true if a name no longer refers to the object `found`, or to no object if that is
-/// `None`.
+/// Returns true if a name no longer refers to the object `found`, or if it refers to an object
+/// although `found` is `None`.
 pub(crate) fn is_another(mount: &Mount, at: EntryName<'_>, found: Option<&FoundEntry>) -> Result<bool> {
     Ok(match (search(mount, at)?.found, found) {
         (Some(now), Some(found)) => !now.is_same(found),

@@ -62,6 +62,13 @@ impl UserStore {
         LogFs::new(Stores::open(vec![root], host, 4).unwrap(), Choices::default())
     }
 
+    /// Mounts the store. `seed` gives the random numbers of the mount.
+    fn mount_with(&self, seed: u64, choices: Choices) -> LogFs {
+        let host = Host { uid: 0, gid: 0, ..host(seed, 1) };
+        let root: Arc<dyn WritableDir> = Arc::new(PosixDir::open_shared(&self.store).unwrap());
+        LogFs::new(Stores::open(vec![root], host, 4).unwrap(), choices)
+    }
+
     fn container(&self) -> PathBuf {
         self.store.join("f.container")
     }
@@ -362,4 +369,41 @@ fn data_of_a_user_without_permission_any_more_removes_set_id_bits() {
     file.of_owner.close().unwrap();
     assert_eq!(file.fs.attributes(&Context::OWN, file.node).unwrap().permissions, 0o755);
     assert_eq!(owner_and_mode(&user_store.container().join("access")), (USER, 0o755));
+}
+
+#[test]
+fn attributes_of_an_open_file_that_was_removed_can_be_changed() {
+    let Some(user_store) = UserStore::new() else { return };
+    let cases = [false, true].into_iter().flat_map(|object| [(object, false), (object, true)]);
+    for (seed, (begins_as_object, by_another_mount)) in (10..).zip(cases) {
+        let choices = Choices { begins_as_object, ..Choices::default() };
+        let (fs, other) = (user_store.mount_with(seed, choices), user_store.mount_with(seed + 100, choices));
+        let caller = user(USER);
+        let context = Context { caller: Some(&caller), ..Context::for_process(1) };
+        let node = write_as_user(&fs, 0o640);
+        let file = fs.open_as(&context, node, OpenMode::READ).unwrap();
+        let remover = if by_another_mount { &other } else { &fs };
+        remover.remove(&context, remover.root(), b"f").unwrap();
+        let time = Time { seconds: 1_000_000_000, nanoseconds: 0 };
+        for (context, change) in [
+            (&context, modes(0o600)),
+            (&context, Change { modified: Some(time), ..Change::default() }),
+            (&Context::OWN, modes(0o644)),
+            (&Context::OWN, owners(OTHER)),
+        ] {
+            let changed = fs.change(context, node, &change).map(|_| ());
+            // Another mount has deleted the container, or there is only the object, which needs a
+            // container to get another owner.
+            if by_another_mount && (!begins_as_object || change.uid.is_some()) {
+                assert!(changed.is_err());
+                continue;
+            }
+            changed
+                .unwrap_or_else(|error| panic!("{begins_as_object} {by_another_mount} {change:?}: {error}"));
+            let found = file.attributes().unwrap();
+            assert!(change.permissions.is_none_or(|permissions| found.permissions == permissions));
+            assert!(change.modified.is_none_or(|modified| found.modified == modified));
+            assert!(change.uid.is_none_or(|uid| found.uid == uid));
+        }
+    }
 }

@@ -12,18 +12,19 @@ use crate::not_found::none_if_not_found;
 /// One directory in every store.
 pub(crate) type Dirs = Arc<Vec<Arc<dyn WritableDir>>>;
 
-/// Removes a directory that was found empty, in the first store first. If another mount creates an
-/// entry there at this moment, the removal fails and changes nothing. If a later store's directory
-/// is not empty, the directory is created again in the first stores, as another directory, so that
-/// every mount with an open handle looks it up again in all stores.
+/// Removes a directory that was found empty from every store, beginning with the first store. If
+/// another mount creates an entry in the first store at this moment, the removal fails and changes
+/// nothing. If a later store's directory is not empty, the directory is created again in the stores
+/// before it, with a new inode, so that every mount with an open handle looks it up again in all
+/// stores.
 pub(crate) fn remove_everywhere(dirs: &Dirs, stored: &[u8]) -> Result<()> {
     let like = dirs[0].stat(stored)?;
     for (store, dir) in dirs.iter().enumerate() {
         match dir.remove_dir(stored) {
             Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
             Err(error) if store > 0 => {
-                // The first store is the last one, so that the directory reappears only when it is
-                // complete.
+                // The directory is created in the first store last, so that it reappears only when
+                // it is complete.
                 for removed in dirs[..store].iter().rev() {
                     make_dir_like(&**removed, stored, &like)?;
                 }

@@ -46,7 +46,7 @@ pub struct NameProblem {
     pub store: StoreNumber,
     /// The name in the store.
     pub stored: Vec<u8>,
-    /// How the name differs.
+    /// The difference.
     pub kind: NameProblemKind,
 }
 
@@ -131,7 +131,7 @@ impl StoredDir {
         self.first().stat_self()
     }
 
-    /// Returns the entry with this name. The search order is that of a mount.
+    /// Returns the entry with this name. The stores are searched in the same order as by a mount.
     pub fn lookup(&self, name: &[u8]) -> Result<Option<Entry>> {
         if self.is_root && is_own(name) {
             return Ok(None);

@@ -195,9 +195,9 @@ impl ExtentMap {
     }
 
     /// Combines shares that were read separately. Newer parts of the logs and logs in no share are
-    /// read from the store. A log that is in several shares counts once, so the readers of the
-    /// shares need not have seen the same names in `meta`. Logs that `summary` does not name count,
-    /// too, because the shares lack the extents that these logs hide.
+    /// read from the store. A log that is in several shares is added once, so the readers of the
+    /// shares need not have seen the same names in `meta`. Logs that `summary` does not name are
+    /// added, too, because the shares lack the extents that these logs hide.
     pub fn merge(
         container: &Container,
         summary: &Summary,
@@ -256,7 +256,7 @@ impl ExtentMap {
         ExtentMap::build(container, summary, &|_| None, threads, Torn::new())
     }
 
-    /// Reads the newer parts of all logs. `known` are extents that the map does not contain yet.
+    /// Reads the newer parts of all logs. `known` contains extents that are not in the map yet.
     fn fill(
         self,
         container: &Container,

@@ -16,12 +16,12 @@ use crate::session::locked_bytes::LockedBytes;
 
 /// The bytes of `access`.
 const SCOPES: ScopeBytes = ScopeBytes::new(WHOLE_FILE);
-/// The number of times that `access` is opened again because root has replaced it meanwhile.
+/// The largest number of times that `access` is opened, if root replaces it each time.
 const OPENS_MAX: usize = 16;
 
 /// The locks of the owners on this node.
 pub(crate) struct FileLocks {
-    /// Owners with a lock, or that are about to take one.
+    /// Owners that have a lock or are about to take one.
     owners: RankedMutex<HashMap<LockOwner, Arc<Owner>>>,
     /// A lock was taken, and nodes of this store see data only after a sync.
     needs_sync: AtomicBool,
@@ -137,8 +137,8 @@ impl FileLocks {
         };
         let mut owners = self.owners.lock();
         let is_known = owners.get(&owner).is_some_and(|known| Arc::ptr_eq(known, &entry));
-        // Two references: that of the table and this one. Only this method's callers make others,
-        // while the table is locked.
+        // The two references are the reference in the table and `entry`. Only callers of this
+        // method create others, while the table is locked.
         if is_known && Arc::strong_count(&entry) == 2 && !entry.has_locks.load(Ordering::Relaxed) {
             owners.remove(&owner);
         }

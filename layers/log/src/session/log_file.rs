@@ -56,8 +56,8 @@ pub struct LogFile {
     reader: Reader,
     /// The directory in which the container was found.
     parent: Option<Arc<dyn WritableDir>>,
-    /// Counts changes of the container and its names; `synced_changes` is the number of those that
-    /// survive a power failure.
+    /// Counts changes of the container and its names; `synced_changes` is the number of changes
+    /// that survive a power failure.
     changes: AtomicU64,
     synced_changes: RankedMutex<u64>,
     failures: Failures,
@@ -175,8 +175,8 @@ impl LogFile {
     /// The error of another writer of this node whose collected data could not be written. Then no
     /// handle was added.
     pub fn writer(&self, process: u32) -> Result<Arc<Writer>> {
-        // Data written after an open must be later than data published before it. In a file that
-        // was just created there is none.
+        // Data written after an open must be later than data published before it. A file that was
+        // just created has no such data.
         self.sequencer().mark_opened();
         let writer = self.add_handle(process);
         // Data that other writers have collected without a record must be in frames before this
@@ -212,8 +212,8 @@ impl LogFile {
         Arc::clone(&slot.writer)
     }
 
-    /// Removes a handle of `process`. With the last one its writer ends. Returns true if no writer
-    /// of this node is left.
+    /// Removes a handle of `process`. The writer of the process ends with its last handle. Returns
+    /// true if no writer of this node is left.
     pub fn release(&self, process: u32) -> Result<bool> {
         let mut slots = self.slots();
         let Some(slot) = slots.get_mut(&process) else { return Ok(false) };
@@ -260,8 +260,9 @@ impl LogFile {
     /// after `is_cancelled` was set.
     pub fn flatten_if_due(&self, is_cancelled: &AtomicBool) -> Result<Option<Flattened>> {
         let Choices { index_threads, flatten_bytes, .. } = self.choices;
-        // An object has no index that could be flattened.
-        if flatten_bytes == 0 || !self.slots().is_empty() || self.container.only_object()?.is_some() {
+        // An object has no index that could be flattened. The writer that has just ended has looked
+        // for a container; if another process creates one now, its last writer flattens the index.
+        if flatten_bytes == 0 || !self.slots().is_empty() || self.container.was_only_object() {
             return Ok(None);
         }
         flatten_after_last_writer(&self.container, index_threads, flatten_bytes, is_cancelled)
@@ -342,7 +343,8 @@ impl LogFile {
         }
     }
 
-    /// Returns true if frames of this node still have the first epoch, as all frames of an object.
+    /// Returns true if frames of this node still have the first epoch, as all frames of an object
+    /// have.
     fn has_first_epoch(&self) -> bool {
         self.sequencer().known_epochs().0 == FIRST_EPOCH
     }
@@ -378,7 +380,8 @@ impl LogFile {
         self.flush_for(offset, end)?;
         let mut ranges = self.reader.data_ranges(self.read_context(), offset, end, PAYLOAD_BYTES_MAX)?;
         if ranges.is_empty() {
-            // The file is changed at this time, too.
+            // A frame is written nevertheless, because the modification time of the file must
+            // change.
             ranges.push(offset..offset + 1);
         }
         let written = ranges.into_iter().try_for_each(|range| self.write_zeros_at(writer, range));
@@ -452,7 +455,7 @@ impl LogFile {
     /// published before they released a lock is then visible here, and later writes of this node
     /// are later than that data.
     pub fn try_lock(&self, owner: LockOwner, scope: LockScope, mode: LockMode) -> Result<bool> {
-        // The lock may replace an exclusive one, under which data was written.
+        // The lock may replace an exclusive lock, under which data was written.
         if mode == LockMode::Shared && self.locks.has_locks(owner) {
             self.publish_all()?;
         }
@@ -475,8 +478,8 @@ impl LogFile {
     }
 
     /// Publishes all data of this node, then removes the locks of `owner` in `scope`, also after an
-    /// error. All data, because a process may lock for others: its children, or threads that write
-    /// through other descriptors.
+    /// error. It publishes all data, because a process may hold a lock for other writers: its
+    /// children, or threads that write through other descriptors.
     pub fn unlock(&self, owner: LockOwner, scope: LockScope) -> Result<()> {
         self.publish_all().and(self.locks.unlock(owner, scope))
     }
@@ -493,7 +496,7 @@ impl LogFile {
         })
     }
 
-    /// Syncs the data of one writer. The names of new logs are left to the next sync of the file.
+    /// Syncs the data of one writer. The names of new logs are synced by the next sync of the file.
     fn sync_writer(&self, writer: &Writer) -> Result<()> {
         let synced = writer.lock().sync(self, writer.id());
         match synced {
@@ -651,8 +654,8 @@ impl LogFile {
         }
         // Open writers of other nodes have published their size. Their logs are not opened, because
         // on some file systems an open revokes the lock that lets a writer buffer its data. If the
-        // file is read here, the extent map follows the logs anyway. The logs of a dead writer may
-        // have more data than was published.
+        // file is read on this node, the extent map follows the logs anyway. The logs of a dead
+        // writer may have more data than was published.
         let host = self.container.host();
         let mut foreign = summary.open.iter().filter(|running| !self.is_own(running.writer)).peekable();
         known &= self.reader.is_unread() || foreign.peek().is_none();
@@ -668,7 +671,7 @@ impl LogFile {
         self.attributes_and_summary(node).map(|(attributes, _)| attributes)
     }
 
-    /// Returns the attributes of a file that was just created, as they were then.
+    /// Returns the attributes that a new file had when it was created.
     pub fn attributes_of_new(&self, node: NodeId, object: Option<Stat>) -> Result<Attributes> {
         let access = match object {
             Some(stat) => stat,

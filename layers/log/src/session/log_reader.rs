@@ -16,11 +16,11 @@ use crate::session::scan::{IndexPosition, visit_batches_from, visit_frames};
 /// takes memory, and a forged index log may describe any number of them.
 const EXTENTS_UNCHECKED_MAX: u64 = 1 << 16;
 
-/// The part of a data log that counts, and the part that must be present.
+/// The part of a data log that belongs to the file, and the part that must be present.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogBounds {
-    /// Number of bytes of the data log that count: its final size, or the published size. `None` if
-    /// all complete frames count.
+    /// Number of bytes of the data log that belong to the file: its final size, or the published
+    /// size. `None` if all complete frames belong to it.
     pub counted_bytes: Option<u64>,
     /// The writer's node had no power failure since, or a sync of the data log failed: missing or
     /// changed bytes are damaged, not torn.
@@ -31,8 +31,8 @@ pub struct LogBounds {
 }
 
 impl LogBounds {
-    /// Returns the bounds for a writer of this process: all of its data counts, and the bytes that
-    /// it has written must be present, because it had no power failure.
+    /// Returns the bounds for a writer of this process: all of its data belongs to the file, and
+    /// the bytes that it has written must be present, because this node had no power failure since.
     pub fn with_own_data(self, written: u64) -> LogBounds {
         LogBounds { counted_bytes: None, is_certain: true, required_bytes: self.required_bytes.max(written) }
     }
@@ -101,7 +101,7 @@ impl LogReader {
         self.bounds == *bounds && self.is_complete() && self.pending_runs.is_empty()
     }
 
-    /// Returns true if all bytes that count were read.
+    /// Returns true if all bytes that belong to the file were read.
     fn is_complete(&self) -> bool {
         self.bounds.counted_bytes.is_some_and(|bytes| self.frames.log_end() >= bytes)
     }
@@ -165,7 +165,7 @@ impl LogReader {
         self.frames.log_end() < self.bounds.required_bytes
     }
 
-    /// Sets the part of the data log that counts, and the part that must be present.
+    /// Sets the part of the data log that belongs to the file, and the part that must be present.
     pub fn set_bounds(&mut self, bounds: LogBounds) {
         self.bounds = bounds;
     }
@@ -319,8 +319,8 @@ impl LogReader {
             file => file?,
         };
         let block_bytes = self.frames.block_bytes();
-        // No name gives the size of a log of which all complete frames count, and this node may
-        // have cached an earlier one.
+        // If all complete frames of a log belong to the file, no name gives its size, and this node
+        // may have cached an earlier size.
         if self.bounds.counted_bytes.is_none() {
             file.stat_from_server()?;
         }

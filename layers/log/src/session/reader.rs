@@ -145,8 +145,8 @@ impl Reader {
         loop {
             self.build_map(file)?;
             self.refresh(file)?;
-            // Another thread may have dropped the map, or `refresh` because a page of the flat
-            // index is damaged; it is then built again.
+            // Another thread may have dropped the map, or `refresh` has dropped it because a page
+            // of the flat index is damaged; the map is then built again.
             if let Some(map) = self.map.read().map() {
                 return Ok(map.size());
             }

@@ -55,9 +55,9 @@ pub fn visit_batches(container: &Container, writer: u64, visit: &mut VisitBatch<
     Ok(IndexEnd { bytes, end, damage })
 }
 
-/// Visits the batches from a position on, as `visit_batches` does, to read only those that were
-/// added. Returns the position after the last batch, and the reason why the following bytes, if
-/// any, are not a batch.
+/// Visits the batches from a position on, as `visit_batches` does, to read only the batches that
+/// were added. Returns the position after the last batch, and the reason why the following bytes,
+/// if any, are not a batch.
 pub fn visit_batches_from(
     file: &dyn OpenFile,
     container: &Container,

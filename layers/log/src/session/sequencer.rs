@@ -58,7 +58,7 @@ pub(crate) struct Sequencer {
     /// The collected ranges.
     collected: Collected,
     /// Writers that may have data that was collected before there were several writers, so that
-    /// `collected` lacks its ranges.
+    /// `collected` lacks the ranges of this data.
     unrecorded: Vec<Arc<Writer>>,
     /// The writers of this node with logs, and the sizes of their data logs.
     own_data_bytes: HashMap<u64, u64>,
@@ -120,7 +120,7 @@ impl Sequencer {
         self.collected.forget(writer);
     }
 
-    /// Gives a writer that has collected nothing another number, because its log has ended.
+    /// Changes the number of a writer that has collected nothing, because its log has ended.
     pub fn renumber(&mut self, before: u64, after: u64) {
         if let Some(writer) = self.writers.remove(&before) {
             self.writers.insert(after, writer);
@@ -212,8 +212,8 @@ impl Sequencer {
     }
 
     /// Ends a request for two epochs, of which `epoch` is the later one. Returns an order that is
-    /// later than all frames before the request, and earlier than all later ones. `number` is a
-    /// random number for it.
+    /// later than all frames before the request, and earlier than all later frames. `number` is a
+    /// random number for the order.
     pub fn end_request_with_order(&mut self, request: &EpochRequest, epoch: u64, number: u64) -> Order {
         self.end_request(request, Some(epoch));
         self.sequence += 1;
@@ -314,8 +314,8 @@ impl Sequencer {
         self.is_end_known
     }
 
-    /// Sets the end of the file from the names in `meta`. Concurrent appends of this node count,
-    /// unless another node has truncated the file.
+    /// Sets the end of the file from the names in `meta`. The end includes concurrent appends of
+    /// this node, unless another node has truncated the file.
     pub fn set_end(&mut self, size: u64, last_truncation: Option<Order>) {
         let own_end = if last_truncation == self.last_truncation { self.end } else { FileOffset::ZERO };
         self.end = own_end.max(FileOffset(size));

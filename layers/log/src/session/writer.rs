@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
 use quell_posix::{WritableFile, assume, assumed};
-use quell_vfs::{Caller, Error, ErrorKind, Result, Time, errno};
+use quell_vfs::{Caller, Change, Error, ErrorKind, Result, Time, errno};
 
 use crate::container::{
     Container, FIRST_EPOCH, OBJECT_PAYLOAD_MAX, show_to_other_nodes, write_frame, write_zeros,
@@ -77,9 +77,9 @@ impl std::fmt::Debug for Writer {
 
 /// The state of a writer. A thread writes to the logs only while it holds the lock.
 pub struct LockedWriter {
-    /// The credentials with which the logs are created and written: those of the process's user, if
-    /// root serves several users and the user has the permission. Otherwise `None`: those of this
-    /// process.
+    /// The credentials of the process's user, with which the logs are created and written, if root
+    /// serves several users and the user has the permission. `None`: the logs are written with the
+    /// credentials of this process.
     credentials: Option<Arc<Caller>>,
     /// The user has lost the permission to write to the file since it was opened.
     is_revoked: bool,
@@ -96,8 +96,8 @@ pub struct LockedWriter {
     first_epoch: u64,
     /// The order of the last frame.
     last: Order,
-    /// The end of the written data in the file, after truncations of this node, and the same
-    /// ignoring truncations.
+    /// The end of the written data in the file, after truncations of this node, and the end without
+    /// these truncations.
     end: FileOffset,
     end_untruncated: FileOffset,
 }
@@ -122,9 +122,9 @@ struct Logs {
     synced: PayloadOffset,
     /// The end of the data log at the last successful sync.
     synced_to: LogPosition,
-    /// A write or a sync of the data log has failed since then. The kernel reports a failed
-    /// writeback once and then marks the pages clean: data after `synced_to` may be lost even if
-    /// the next sync succeeds.
+    /// A write or a sync of the data log has failed since the last successful sync. The kernel
+    /// reports a failed writeback once and then marks the pages clean: data after `synced_to` may
+    /// be lost even if the next sync succeeds.
     is_doubtful: bool,
     /// The failed operation was a sync.
     has_failed: bool,
@@ -134,7 +134,7 @@ struct Logs {
 
 /// The state of an object as a data log.
 struct ObjectLog {
-    /// The object shows that its writer appends no more.
+    /// The object shows that its writer appends no more data.
     is_ended: bool,
     /// A failed write may have left bytes after the last frame. They are removed before anything
     /// else is written, because the size of the object must show its last frame.
@@ -176,7 +176,7 @@ impl Writer {
         writer
     }
 
-    /// Returns the number. It stays the same while the state is locked.
+    /// Returns the number, which does not change while the state is locked.
     pub fn id(&self) -> u64 {
         self.id.load(Ordering::Relaxed)
     }
@@ -284,8 +284,8 @@ impl LockedWriter {
         Ok(())
     }
 
-    /// Takes `from` for the file offset `offset`. After an error, nothing or only the front of it
-    /// was taken.
+    /// Accepts the bytes `from` for the file offset `offset`. After an error, none or only the
+    /// first of these bytes were accepted.
     pub fn put(&mut self, file: &dyn WriterContext, id: u64, from: &[u8], offset: FileOffset) -> Result<()> {
         if self.is_object() {
             return self.put_in_object(file, id, from, offset);
@@ -306,7 +306,7 @@ impl LockedWriter {
         Ok(())
     }
 
-    /// Takes `from`, which continues the object and fits into its frame.
+    /// Accepts the bytes `from`, which continue the object and fit into its frame.
     fn put_in_object(
         &mut self,
         file: &dyn WriterContext,
@@ -323,7 +323,8 @@ impl LockedWriter {
         Ok(())
     }
 
-    /// Makes the object show that its writer appends no more, unless it shows that already.
+    /// Makes the object show that its writer appends no more data, unless the object shows this
+    /// already.
     fn end_object(&mut self) -> Result<()> {
         let log_end = self.log_end;
         let Some(logs) = &mut self.logs else { return Ok(()) };
@@ -332,11 +333,18 @@ impl LockedWriter {
             object.remove_tail(&*logs.data, log_end)?;
             // A last frame that is not full shows the end by itself.
             if is_frame_boundary(log_end) {
-                object.has_tail = true; // if this fails
+                let modified = logs.data.stat_from_server()?.modified;
+                object.has_tail = true; // in case the write fails
                 logs.data
                     .write_at(OBJECT_END, log_end.log_offset)
                     .inspect_err(|_| logs.is_doubtful = true)?;
                 object.has_tail = false;
+                // The time of the object is the modification time of the file, whose content is the
+                // same as before.
+                let time = Change { modified: Some(modified), ..Change::default() };
+                if let Err(error) = logs.data.change(&time) {
+                    tracing::debug!(%error, "cannot restore the modification time of an object");
+                }
             }
             show_to_other_nodes(&*logs.data)?;
             object.is_ended = true;
@@ -344,8 +352,8 @@ impl LockedWriter {
         Ok(())
     }
 
-    /// Publishes, and ends the object also if it has no data, so that nothing is written to it
-    /// after its time was set.
+    /// Publishes the data, and ends the object even if it has no data, so that nothing is written
+    /// to it after its time was set.
     pub fn publish_and_end_object(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
         self.publish(file, id)?;
         self.with_credentials(LockedWriter::end_object)
@@ -371,12 +379,12 @@ impl LockedWriter {
             // Another process could not write the object again.
             logs.sync_data(file.container(), id, log_end)?;
         }
-        let Published { end, data_bytes, time, .. } = self.state_to_publish()?;
-        let Some(logs) = &mut self.logs else { return Ok(()) };
         let container = file.container();
-        // If the container is created later, the object shows that its writer has ended. One that
-        // another process has begun to create may lack this.
+        // If the container is created later, the object shows that its writer has ended. A
+        // container that another process has begun to create may lack the end of the writer.
         if container.complete_if_begun()? {
+            let Published { end, data_bytes, time, .. } = self.state_to_publish()?;
+            let Some(logs) = &self.logs else { return Ok(()) };
             container.end_first_writer(&Closed {
                 writer: id,
                 first_epoch: FIRST_EPOCH,
@@ -387,6 +395,8 @@ impl LockedWriter {
                 is_synced: logs.synced_to.payload == self.log_end.payload && !logs.has_failed,
                 boot: boot_of(&logs.running.holder.node),
             })?;
+        } else {
+            container.note_complete();
         }
         self.logs = None;
         Ok(())
@@ -500,6 +510,12 @@ impl LockedWriter {
         logs.runs.end_extent();
         self.log_end = LogPosition { log_offset: logs.frames.log_end(), payload: start.payload + bytes };
         self.last = order;
+        if logs.object.is_some()
+            && !is_frame_boundary(self.log_end)
+            && let Some(object) = container.object()
+        {
+            object.set_complete(self.log_end.log_offset);
+        }
         if logs.object.is_none() && logs.runs.len() >= BATCH_RUNS_MAX {
             logs.append_batch(container, id, self.log_end.payload, false)?;
         }
@@ -530,7 +546,7 @@ impl LockedWriter {
         }
     }
 
-    /// Publishes, and makes the data survive a power failure. Syncs the data log, which contains
+    /// Publishes the data, and makes it survive a power failure. Syncs the data log, which contains
     /// everything that the index log records, and the `open` name, which gives the published size.
     /// Returns true if this was the first sync of the writer's logs, so that the container must be
     /// synced, too.
@@ -566,9 +582,12 @@ impl LockedWriter {
 
     /// Updates the `open` name, which gives the published size of the logs.
     fn publish_size(&mut self, file: &dyn WriterContext) -> Result<()> {
+        if self.is_object() {
+            return Ok(()); // the size of the object shows the size of the file
+        }
         let published = self.state_to_publish()?;
         let Some(logs) = &mut self.logs else { return Ok(()) };
-        if logs.object.is_some() || logs.running.published == Some(published) {
+        if logs.running.published == Some(published) {
             return Ok(());
         }
         let running =
@@ -615,7 +634,7 @@ impl LockedWriter {
         self.end()
     }
 
-    /// Publishes, and ends the writer.
+    /// Publishes the data, and ends the writer.
     pub fn close(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
         self.with_credentials(|state| state.close_as_assumed(file, id))
     }

@@ -5,13 +5,13 @@ use crate::stores::scratch::Scratch;
 
 /// This process and its node, and the source of random numbers.
 pub struct Host {
-    /// This process, as in the `open` names of its writers.
+    /// This process, as the `open` names of its writers contain it.
     pub holder: Holder,
     /// The effective user.
     pub uid: u32,
     /// The effective group.
     pub gid: u32,
-    /// Returns random numbers: those of containers and writers must differ on all nodes.
+    /// Returns random numbers. Containers and writers of all nodes must have different numbers.
     pub random: Box<dyn Fn() -> u64 + Send + Sync>,
     /// Returns true if the process is known to be dead. Returns false if its state is unknown, as
     /// for processes of other nodes.

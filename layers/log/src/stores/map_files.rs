@@ -59,8 +59,8 @@ pub(crate) fn read_map(own: &dyn WritableDir, version: u64) -> Result<Option<Sto
     Ok(StoreMap::decode(version, &bytes[..length]).ok())
 }
 
-/// Writes a map to all of its stores, and returns the valid one. `keeper` is that of the previous
-/// map.
+/// Writes a map to all of its stores, and returns the valid map. `keeper` is the keeper of the
+/// previous map.
 pub(crate) fn write_new_map(opened: &[Store], keeper: u128, map: StoreMap, host: &Host) -> Result<StoreMap> {
     let stores: Vec<_> = opened.iter().map(|store| (store.number, &store.own)).collect();
     let written = write_map(&stores, keeper, &map, host)?;
@@ -72,7 +72,7 @@ pub(crate) fn write_new_map(opened: &[Store], keeper: u128, map: StoreMap, host:
     Ok(written)
 }
 
-/// Writes a map to those of its stores that lack it. The process that created the map may have
+/// Writes a map to the stores of the map that lack it. The process that created the map may have
 /// ended before every store had it; running mounts do not use it before all of its stores have it.
 pub(crate) fn complete_map(opened: &[Store], map: &StoreMap, host: &Host) -> Result<()> {
     match write_where_missing(opened, map, host) {
@@ -88,7 +88,7 @@ pub(crate) fn complete_map(opened: &[Store], map: &StoreMap, host: &Host) -> Res
     }
 }
 
-/// Writes a map to those of its stores that lack it.
+/// Writes a map to the stores of the map that lack it.
 pub(crate) fn write_where_missing(opened: &[Store], map: &StoreMap, host: &Host) -> Result<()> {
     let mut stores = Vec::new();
     for store in opened.iter().filter(|store| map.member(store.number).is_some()) {
@@ -148,8 +148,8 @@ pub(crate) fn write_map(
     Ok(valid)
 }
 
-/// Truncates a map that is no longer valid. Its name stays, so that a process with the version
-/// before it can see that there is a newer one.
+/// Truncates a map that is no longer valid. Its name stays, so that a process that has the previous
+/// version can see that there is a newer version.
 pub(crate) fn truncate_map(own: &dyn WritableDir, name: &[u8], host: &Host) -> Result<()> {
     if none_if_not_found(own.stat(name))?.is_none_or(|stat| stat.size_bytes == 0) {
         return Ok(());

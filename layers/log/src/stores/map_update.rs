@@ -148,7 +148,7 @@ fn check_first(known: &StoreList, map: &StoreMap) -> Result<()> {
 /// Returns ENXIO, not `NotFound`, because the requested file may exist.
 fn unusable(member: &Member, why: &str) -> Error {
     let path = printable(&member.path);
-    let advice = "let it be reached by this path, or begin again and name all stores";
+    let advice = "make it available at this path, or start again and name all stores";
     Error {
         source: Some(format!("the store {path} was added, and is not used: {why}; {advice}").into()),
         ..Error::new(ErrorKind::Os(errno::ENXIO), "open", &member.path)

@@ -3,6 +3,7 @@
 mod directories;
 mod errors;
 mod host;
+mod known_objects;
 mod log_dir_cache;
 mod map_files;
 mod map_update;
@@ -21,7 +22,7 @@ pub(crate) use directories::{
 pub use host::Host;
 pub use log_dir_cache::Ticket;
 pub use map_update::Opener;
-pub(crate) use only_user::OnlyUserPeriod;
+pub(crate) use only_user::{JoinState, OnlyUserPeriod};
 pub(crate) use removal::{remove_shallow, remove_tree};
 pub use roles::Role;
 #[cfg(test)]

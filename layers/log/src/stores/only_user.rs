@@ -10,6 +10,21 @@ use crate::locks::{Rank, RankedMutex};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OnlyUserPeriod(u64);
 
+/// A state of the stores in which only this process creates containers of objects, and since which
+/// it has created none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct JoinState {
+    period: OnlyUserPeriod,
+    /// Changes before and after a container is created.
+    joins: u64,
+}
+
+impl JoinState {
+    pub(crate) fn new(period: OnlyUserPeriod, joins: u64) -> JoinState {
+        JoinState { period, joins }
+    }
+}
+
 /// The periods of one mount.
 pub(crate) struct OnlyUserPeriods(RankedMutex<State>);
 

@@ -51,8 +51,8 @@ fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result
                 }));
                 continue;
             }
-            // A directory is not tried as a file first. After an error it is, because another
-            // process may have replaced it.
+            // A directory is removed as a directory. If this fails, it is removed as a file,
+            // because another process may have replaced it by a file.
             if kind == Some(Kind::Dir)
                 && depth > 0
                 && none_if_not_found(remove_down_to(&*dir, &child, depth - 1)).is_ok()

@@ -2,6 +2,7 @@
 //! gives access to the directories of each store.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use quell_posix::{WritableDir, assume, assumed};
@@ -12,12 +13,13 @@ use crate::locks::{Rank, RankedMutex, RankedRwLock};
 use crate::not_found::none_if_not_found;
 use crate::stores::errors::{not_a_member, not_given, refused};
 use crate::stores::host::Host;
+use crate::stores::known_objects::KnownObjects;
 use crate::stores::log_dir_cache::LogDirCache;
 use crate::stores::map_files::{
     complete_map, has_map, newest_map, truncate_map, write_map, write_new_map, write_where_missing,
 };
 use crate::stores::map_update::{Opener, newer_stores};
-use crate::stores::only_user::{OnlyUserPeriod, OnlyUserPeriods};
+use crate::stores::only_user::{JoinState, OnlyUserPeriod, OnlyUserPeriods};
 use crate::stores::roles::{Role, change_roles, check_is_used, map_of};
 use crate::stores::store::{
     Root, Store, StoreNumber, check_free, is_store, open_or_create_stores, open_stores,
@@ -38,6 +40,9 @@ pub struct Stores {
     /// The locks that `begin_use` has taken, of each store whose file system has locks.
     use_locks: Vec<UseLock>,
     only_user: OnlyUserPeriods,
+    /// The number of containers of objects that this process has begun to create.
+    joins: AtomicU64,
+    known_objects: KnownObjects,
 }
 
 impl std::fmt::Debug for Stores {
@@ -159,7 +164,7 @@ impl Stores {
         // step.
         for store in &opened {
             match map.member(store.number) {
-                Some(member) if member.is_draining => store.close_for_new(&host)?,
+                Some(member) if member.is_draining => store.close_for_new()?,
                 Some(_) => store.open_for_new()?,
                 None => {}
             }
@@ -204,6 +209,8 @@ impl Stores {
             log_dirs: LogDirCache::default(),
             use_locks: Vec::new(),
             only_user: OnlyUserPeriods::new(),
+            joins: AtomicU64::new(0),
+            known_objects: KnownObjects::new(),
         })
     }
 
@@ -231,7 +238,10 @@ impl Stores {
     pub(crate) fn be_only_user(&self, until: Instant) -> Result<bool> {
         let list = self.list();
         let is_only_user = match (&self.use_locks[..], &list.stores[..]) {
-            ([lock], [store]) if list.version == 0 => lock.be_only_user(&*store.own),
+            // Before the period begins, because no map is looked for in it.
+            ([lock], [store]) if list.version == 0 => lock.be_only_user(&*store.own, &|| {
+                Ok(self.only_user_period().is_some() || !self.has_changed(&list)?)
+            }),
             _ => Ok(false),
         };
         if matches!(is_only_user, Ok(true)) {
@@ -248,6 +258,25 @@ impl Stores {
     /// Returns the current period in which this process is the only user of the store.
     pub(crate) fn only_user_period(&self) -> Option<OnlyUserPeriod> {
         self.only_user.current(Instant::now())
+    }
+
+    /// Returns the current state in which only this process creates containers of objects, or
+    /// `None` if other processes may create them. If a process has found no container after it read
+    /// the state, there is none as long as the state is the current one.
+    pub(crate) fn join_state(&self) -> Option<JoinState> {
+        let joins = self.joins.load(Ordering::SeqCst);
+        self.only_user_period().map(|period| JoinState::new(period, joins))
+    }
+
+    /// Returns the objects that are known to be whole files.
+    pub(crate) fn known_objects(&self) -> &KnownObjects {
+        &self.known_objects
+    }
+
+    /// Begins a new state of the containers of objects. Must be called before the container of an
+    /// object gets its name, and again afterwards.
+    pub(crate) fn begin_join_state(&self) {
+        self.joins.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Shares the stores with other processes again.
@@ -277,7 +306,8 @@ impl Stores {
         if !Arc::ptr_eq(seen, &self.list()) {
             return Ok(true);
         }
-        if seen.is_newest()? {
+        // A process that creates a map waits until this one is no longer the only user.
+        if self.only_user_period().is_some() || seen.is_newest()? {
             return Ok(false);
         }
         let _one = self.looking.lock();
@@ -356,7 +386,7 @@ impl Stores {
         &self.host
     }
 
-    /// Returns true if this thread has root's rights, and not those of a user that it serves.
+    /// Returns true if this thread has root's rights, and not the rights of a user that it serves.
     pub(crate) fn has_root_power(&self) -> bool {
         self.host.uid == 0 && assumed().is_none()
     }
@@ -394,6 +424,18 @@ impl Stores {
     /// (`NotFound`); the caller then reads the map again.
     pub fn new_dir(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
         self.list().stores[store].new_dir()
+    }
+
+    /// Returns the directory for new objects, which stays open. If it was removed, because the
+    /// store was drained, creating a file in it fails with `NotFound` or `Stale`, and
+    /// [`reopened_new_dir`](Self::reopened_new_dir) opens the new directory.
+    pub(crate) fn kept_new_dir(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
+        self.list().stores[store].kept_new_dir()
+    }
+
+    /// Opens the directory for new objects again.
+    pub(crate) fn reopened_new_dir(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
+        self.list().stores[store].reopened_new_dir()
     }
 
     /// Opens the directory for files of existing containers under construction.

@@ -1,10 +1,11 @@
-//! Tests which stores may be opened together, and which maps they keep.
+//! Tests the sets of stores that may be opened together, and the maps that they keep.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use quell_testkit::MemoryStore;
 
 use super::*;
+use crate::format::number_name;
 use crate::test_stores::host;
 
 /// Returns a host with its own random numbers.
@@ -114,7 +115,8 @@ fn stores_are_not_changed_before_their_only_user_shares_them() {
     let both = Stores::change(roots, any_host(), 4, &mut share).unwrap();
     assert_eq!((both.count(), both.use_locks.len()), (2, 2));
     let third = open(&stores, &[0, 1]).unwrap().begin_use(&mut || false).unwrap();
-    assert!(!third.use_locks[0].be_only_user(&*third.list().stores[0].own).unwrap(), "it is registered");
+    let is_only_user = third.use_locks[0].be_only_user(&*third.list().stores[0].own, &|| Ok(true));
+    assert!(!is_only_user.unwrap(), "it is registered");
 }
 
 /// Returns the paths below a directory.
@@ -171,5 +173,58 @@ fn the_first_mount_can_be_killed_at_any_request() {
         failing.fail_nothing();
         let before = numbers(&open(&stores, &[1, 0]).unwrap());
         assert_eq!(numbers(&open(&stores, &[0, 1]).unwrap()), before);
+    }
+}
+
+#[test]
+fn a_mount_that_does_not_know_the_newest_map_does_not_become_the_only_user() {
+    let stores = memory(2);
+    let until = Instant::now() + std::time::Duration::from_secs(100_000);
+    let mount = open(&stores, &[0]).unwrap().begin_use(&mut || false).unwrap();
+    drop(change(&stores, &[(0, Role::Keep), (1, Role::Add)]).unwrap());
+    // The mount has no opener for the added store.
+    assert!(mount.be_only_user(until).is_err());
+    assert_eq!(mount.only_user_period(), None);
+    open(&stores, &[0, 1]).unwrap().begin_use(&mut || false).expect("the store is not locked");
+}
+
+#[test]
+fn the_directory_for_new_objects_stays_open_until_the_store_is_drained() {
+    let stores = memory(1);
+    let opened = open(&stores, &[0]).unwrap();
+    let create = |stores: &Stores, name: &[u8]| stores.kept_new_dir(0)?.create_file(name, 0o600).map(drop);
+    create(&opened, b"a").unwrap();
+    opened.kept_new_dir(0).unwrap().remove(b"a").unwrap();
+    let store = &opened.list().stores[0];
+    store.close_for_new().unwrap();
+    assert_eq!(create(&opened, b"b").unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(opened.reopened_new_dir(0).err().unwrap().kind, ErrorKind::NotFound);
+    store.open_for_new().unwrap();
+    create(&opened, b"c").unwrap();
+}
+
+#[test]
+fn a_repeated_drain_closes_a_store_for_mounts_that_have_the_directory_of_new_files_open() {
+    for done in 0.. {
+        let stores = memory(1);
+        let opened = open(&stores, &[0]).unwrap();
+        let create = |number| opened.kept_new_dir(0)?.create_file(&number_name(number), 0o600).map(drop);
+        create(1).unwrap();
+        let store = &opened.list().stores[0];
+        // The first run is killed after this number of operations.
+        let count = AtomicUsize::new(0);
+        stores[0].fail(move |_| (count.fetch_add(1, Ordering::SeqCst) >= done).then_some(5));
+        let is_closed = store.close_for_new().is_ok();
+        stores[0].fail_nothing();
+        let _ = create(2);
+        store.close_for_new().unwrap();
+        assert_eq!(create(3).unwrap_err().kind, ErrorKind::NotFound, "killed after {done} operations");
+        let mut names = store.own.names().unwrap();
+        names.sort();
+        assert_eq!(names, [&b"parts"[..], b"store", b"trash"]);
+        assert_eq!(store.trash_dir().unwrap().names().unwrap(), [b""; 0]);
+        if is_closed {
+            break;
+        }
     }
 }

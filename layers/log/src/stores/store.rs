@@ -6,9 +6,10 @@ use quell_posix::WritableDir;
 use quell_vfs::{Error, ErrorKind, Kind, Rename, Result};
 
 use crate::format::{
-    BLOCK_BYTES, HEAD_BYTES, Head, HeadKind, NEW_DIR, OWN, PARTS_DIR, STORE_RECORD, STORE_VERSION, TRASH_DIR,
-    is_own, number_name,
+    BLOCK_BYTES, CLOSED_NEW_DIR, HEAD_BYTES, Head, HeadKind, NEW_DIR, OWN, PARTS_DIR, STORE_RECORD,
+    STORE_VERSION, TRASH_DIR, is_own, number_name,
 };
+use crate::locks::{Rank, RankedMutex};
 use crate::not_found::none_if_not_found;
 use crate::stores::directories::open_or_create_dir;
 use crate::stores::errors::refused;
@@ -50,6 +51,8 @@ pub(crate) struct Store {
     pub number: u128,
     /// The directory `parts`, which stays open.
     parts: Arc<OnceLock<Arc<dyn WritableDir>>>,
+    /// The directory `new`, if it was opened to stay open.
+    new: Arc<RankedMutex<Option<Arc<dyn WritableDir>>>>,
 }
 
 impl Store {
@@ -57,6 +60,22 @@ impl Store {
     /// (`NotFound`).
     pub fn new_dir(&self) -> Result<Arc<dyn WritableDir>> {
         self.own.open_writable_dir(NEW_DIR)
+    }
+
+    /// Returns the directory for new files, which is opened once. It may have lost its name since.
+    pub fn kept_new_dir(&self) -> Result<Arc<dyn WritableDir>> {
+        if let Some(new) = &*self.new.lock() {
+            return Ok(Arc::clone(new));
+        }
+        self.reopened_new_dir()
+    }
+
+    /// Opens the directory for new files again, and keeps it open.
+    pub fn reopened_new_dir(&self) -> Result<Arc<dyn WritableDir>> {
+        let opened = self.new_dir();
+        let before = std::mem::replace(&mut *self.new.lock(), opened.as_ref().ok().cloned());
+        drop(before); // without the lock, because closing may be slow
+        opened
     }
 
     /// Opens the directory for log directories of containers in other stores.
@@ -78,15 +97,17 @@ impl Store {
         self.own.open_writable_dir(TRASH_DIR)
     }
 
-    /// Prevents new containers in a drained store. A mount that does not know the new map finds no
-    /// `new` directory, and then reads the map.
-    pub fn close_for_new(&self, host: &Host) -> Result<()> {
-        let (trash, name) = (self.trash_dir()?, number_name(host.random_number()));
-        match self.own.rename(NEW_DIR, &*trash, &name, Rename::Replace) {
-            Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
-            Ok(()) => remove_tree(&*trash, &name),
-        }
+    /// Prevents new files in a drained store. A mount that does not know the new map finds no `new`
+    /// directory, and then reads the map.
+    ///
+    /// A mount that has the directory open can create files in it, and give them names in the
+    /// store, until the directory is removed. It is therefore always renamed to the same name, so
+    /// that a later call finds it if this call is interrupted between the rename and the removal.
+    pub fn close_for_new(&self) -> Result<()> {
+        let remove_closed = || none_if_not_found(remove_tree(&*self.own, CLOSED_NEW_DIR)).map(drop);
+        remove_closed()?;
+        none_if_not_found(self.own.rename(NEW_DIR, &*self.own, CLOSED_NEW_DIR, Rename::Replace))?;
+        remove_closed()
     }
 
     /// Allows new containers again in a store that was drained.
@@ -125,7 +146,8 @@ pub(crate) fn open_stores(roots: Vec<Root>) -> Result<Vec<Store>> {
         if opened.iter().any(|other| other.number == head.container) {
             return Err(refused(&root.path, "the directory is named twice: name each store once".into()));
         }
-        opened.push(Store { root, own, number: head.container, parts: Arc::default() });
+        let new = Arc::new(RankedMutex::new(Rank::Leaf, None));
+        opened.push(Store { root, own, number: head.container, parts: Arc::default(), new });
     }
     Ok(opened)
 }

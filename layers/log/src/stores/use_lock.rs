@@ -7,18 +7,18 @@ use quell_vfs::{ErrorKind, LockMode, Result};
 use crate::format::STORE_RECORD;
 use crate::locks::{Rank, RankedMutex};
 
-/// The byte of the store's record that each process that uses the store has locked, shared. It is
-/// beyond the content of the record.
+/// Each process that uses the store has a shared lock on this byte of the store's record. The byte
+/// is beyond the content of the record.
 const USER_BYTE: u64 = 64;
-/// The byte that a process has locked, exclusively, while it is or becomes the only user.
+/// A process has an exclusive lock on this byte while it is or becomes the only user.
 const ONLY_USER_BYTE: u64 = 65;
 
 /// The open record of a store.
 pub(crate) struct UseLock {
-    /// Has the shared lock.
+    /// The open record with the shared lock.
     file: Box<dyn OpenFile>,
-    /// Has the exclusive lock. It is open for writing, and the file system cannot become read-only
-    /// meanwhile, so it is closed as soon as the store is shared.
+    /// The open record with the exclusive lock. While the record is open for writing, the file
+    /// system cannot become read-only, so it is closed as soon as the store is shared.
     only: RankedMutex<Option<Box<dyn OpenFile>>>,
     may_be_only_user: bool,
 }
@@ -35,10 +35,10 @@ impl UseLock {
         Ok(UseLock { file, only: RankedMutex::new(Rank::Leaf, None), may_be_only_user })
     }
 
-    /// Registers this process as a user of the store, also where locks may hold on this node only:
-    /// the store may be the same as that of a file system of another type, whose locks the server
-    /// of both compares. Returns false if another process has locked the byte exclusively, which no
-    /// user of the store does.
+    /// Registers this process as a user of the store, even if locks may be visible on this node
+    /// only: other nodes may use the store through another type of file system, and the server may
+    /// check the locks of both types against each other. Returns false if another process has
+    /// locked the byte exclusively, which no user of the store does.
     pub fn register(&self) -> Result<bool> {
         self.file.locks().map_or(Ok(true), |locks| locks.try_lock_on_node(range(USER_BYTE, LockMode::Shared)))
     }
@@ -51,9 +51,10 @@ impl UseLock {
     }
 
     /// Makes this process the only user of the store whose `.quell` directory is `own`, or confirms
-    /// that it still is. Returns false if another process uses it; if this process was the only
-    /// user, it remains registered as such until [`share`](Self::share).
-    pub fn be_only_user(&self, own: &dyn WritableDir) -> Result<bool> {
+    /// that it still is. Returns false if another process uses it, or if `may_be`, which is called
+    /// while other processes wait, returns false. If this process was the only user before, it
+    /// remains registered as such until [`share`](Self::share).
+    pub fn be_only_user(&self, own: &dyn WritableDir, may_be: &dyn Fn() -> Result<bool>) -> Result<bool> {
         let Some(locks) = self.file.locks().filter(|_| self.may_be_only_user) else { return Ok(false) };
         let opened = self.only.lock().take();
         let was_only_user = opened.is_some();
@@ -67,16 +68,16 @@ impl UseLock {
                 _ => return Ok(false),
             },
         };
-        let is_only_user = self.is_only_user(locks, &*only);
+        let is_only_user = self.is_only_user(locks, &*only).and_then(|is_alone| Ok(is_alone && may_be()?));
         if was_only_user || matches!(is_only_user, Ok(true)) {
             *self.only.lock() = Some(only);
         }
         is_only_user
     }
 
-    /// Both locks are taken again each time, because a file system may have removed those of a node
-    /// that did not answer. Each process takes its own lock before it looks for those of others, so
-    /// of two processes at least one finds the other.
+    /// Both locks are taken again each time, because a file system may have removed the locks of a
+    /// node that did not answer. Each process takes its own lock before it looks for the locks of
+    /// others, so of two processes at least one finds the other.
     fn is_only_user(&self, locks: &dyn RangeLocks, only: &dyn OpenFile) -> Result<bool> {
         Ok(locks.try_lock(range(USER_BYTE, LockMode::Shared))?
             && match only.locks() {
@@ -123,22 +124,47 @@ mod tests {
         !user.has_only_user().unwrap()
     }
 
+    /// Makes a user the only one, or confirms it. Returns false if there is another.
+    fn is_only(user: &UseLock, own: &Arc<dyn WritableDir>) -> bool {
+        user.be_only_user(&**own, &|| Ok(true)).unwrap()
+    }
+
+    /// The store may have changed before the process became its only user.
+    #[test]
+    fn a_failed_check_leaves_the_store_shared_unless_the_process_was_its_only_user() {
+        let temp = tempfile::tempdir().unwrap();
+        let own = record(&temp);
+        let first = open(&own);
+        assert!(begins(&first) && !first.be_only_user(&*own, &|| Ok(false)).unwrap());
+        let lost = || Err(quell_vfs::Error::new(ErrorKind::NotFound, "read", b"a map"));
+        assert!(first.be_only_user(&*own, &lost).is_err());
+        let second = open(&own);
+        assert!(begins(&second), "the store is shared");
+        drop(second);
+        assert!(is_only(&first, &own));
+        assert!(!first.be_only_user(&*own, &|| Ok(false)).unwrap());
+        let third = open(&own);
+        assert!(!begins(&third), "the kernel of the first may still keep names");
+        first.share();
+        assert!(begins(&third));
+    }
+
     #[test]
     fn a_second_user_waits_until_the_only_user_shares_the_store() {
         let temp = tempfile::tempdir().unwrap();
         let own = record(&temp);
         let (first, second) = (open(&own), open(&own));
         assert!(begins(&first));
-        assert!(first.be_only_user(&*own).unwrap() && first.be_only_user(&*own).unwrap());
+        assert!(is_only(&first, &own) && is_only(&first, &own));
         assert!(!begins(&second));
-        assert!(!first.be_only_user(&*own).unwrap(), "the second waits");
+        assert!(!is_only(&first, &own), "the second waits");
         assert!(!begins(&second), "the first has not shared the store yet");
         first.share();
         assert!(begins(&second));
-        assert!(!first.be_only_user(&*own).unwrap() && !second.be_only_user(&*own).unwrap());
+        assert!(!is_only(&first, &own) && !is_only(&second, &own));
         assert!(begins(&first) && begins(&second), "neither is left registered");
         drop(second);
-        assert!(first.be_only_user(&*own).unwrap());
+        assert!(is_only(&first, &own));
     }
 
     #[test]
@@ -146,12 +172,12 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let own = record(&temp);
         let (first, second, third) = (open(&own), open(&own), open(&own));
-        assert!(begins(&first) && first.be_only_user(&*own).unwrap());
+        assert!(begins(&first) && is_only(&first, &own));
         assert!(!begins(&second) && !begins(&third));
         drop(second);
-        assert!(!first.be_only_user(&*own).unwrap());
+        assert!(!is_only(&first, &own));
         drop(third);
-        assert!(first.be_only_user(&*own).unwrap());
+        assert!(is_only(&first, &own));
         drop(first);
         assert!(begins(&open(&own)), "nothing is left of a process that has ended");
     }
@@ -161,11 +187,11 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let own = record(&temp);
         let other = UseLock::open(&*own, own.stat(STORE_RECORD).unwrap().uid + 1).unwrap();
-        assert!(begins(&other) && !other.be_only_user(&*own).unwrap());
+        assert!(begins(&other) && !is_only(&other, &own));
         let owner = open(&own);
-        assert!(begins(&owner) && !owner.be_only_user(&*own).unwrap());
+        assert!(begins(&owner) && !is_only(&owner, &own));
         drop(other);
-        assert!(owner.be_only_user(&*own).unwrap());
+        assert!(is_only(&owner, &own));
     }
 
     #[test]
@@ -175,12 +201,12 @@ mod tests {
         let first = open(&own);
         std::fs::hard_link(temp.path().join("store"), temp.path().join("other")).unwrap();
         let second = open(&own);
-        assert!(begins(&first) && first.be_only_user(&*own).unwrap());
+        assert!(begins(&first) && is_only(&first, &own));
         assert!(!begins(&second));
         first.share();
-        assert!(begins(&second) && !first.be_only_user(&*own).unwrap());
+        assert!(begins(&second) && !is_only(&first, &own));
         drop(first);
-        assert!(!second.be_only_user(&*own).unwrap());
+        assert!(!is_only(&second, &own));
     }
 
     /// The locks of NFS 3 conflict with those of NFS 4 and of the server, for example.
@@ -192,12 +218,12 @@ mod tests {
         let first = open(&own);
         store.set_locks_reliable(false);
         let second = open(&own);
-        assert!(begins(&first) && first.be_only_user(&*own).unwrap());
+        assert!(begins(&first) && is_only(&first, &own));
         assert!(!begins(&second), "it waits");
-        assert!(!first.be_only_user(&*own).unwrap(), "it is noticed");
+        assert!(!is_only(&first, &own), "it is noticed");
         first.share();
-        assert!(begins(&second) && !first.be_only_user(&*own).unwrap());
+        assert!(begins(&second) && !is_only(&first, &own));
         drop(first);
-        assert!(!second.be_only_user(&*own).unwrap(), "it is never the only user");
+        assert!(!is_only(&second, &own), "it is never the only user");
     }
 }

@@ -385,11 +385,11 @@ impl<C: std::ops::Deref<Target = Container>> ResolvedFile<C> {
 /// The state of bytes in a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ByteState {
-    /// They are part of the file.
+    /// The bytes are part of the file.
     Held,
-    /// A later write replaced them.
+    /// A later write replaced the bytes.
     Overwritten(LogLocation),
-    /// A later truncation removed them.
+    /// A later truncation removed the bytes.
     Truncated,
 }
 

@@ -56,7 +56,7 @@ pub struct Connection {
 
 type Members = Rc<RefCell<HashMap<MemberId, Rc<Member>>>>;
 
-/// The other members, as one of them sees them.
+/// The other members of the pool, as one member sees them.
 struct Network {
     members: Weak<RefCell<HashMap<MemberId, Rc<Member>>>>,
 }

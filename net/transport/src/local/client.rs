@@ -52,7 +52,7 @@ pub enum Unanswered {
     /// The connection is lost, because the daemon has ended or was replaced. No later call of this
     /// connection succeeds.
     Lost {
-        /// `Unavailable`.
+        /// An error of the kind `Unavailable`.
         error: Error,
         /// Whether the daemon has taken the request. Otherwise it was not executed and will not be.
         was_taken: bool,
@@ -110,7 +110,8 @@ impl ReplacementCheck {
 ///
 /// After fork(2), the child's copy refuses calls (`Unavailable`) and can be dropped; neither
 /// affects the parent. The child connects anew. The copy should be dropped soon, because the daemon
-/// notices the end of the parent only when no process has its socket any more. execve(2) closes it.
+/// notices the end of the parent only when no process has the socket of the connection open any
+/// more. execve(2) closes the socket.
 #[derive(Debug)]
 pub struct LocalChannel {
     segment: Segment,
@@ -261,7 +262,7 @@ impl LocalChannel {
     /// shared memory itself. `encode` and `decode` may not wait for another call of the same
     /// channel, which can need a 17th slot.
     ///
-    /// Errors: those of `encode`, after which nothing was sent; `InvalidInput` if its length
+    /// Errors: the errors of `encode`, after which nothing was sent; `InvalidInput` if its length
     /// exceeds the buffer; `Unavailable` if the daemon has ended, which is noticed within 100 ms,
     /// or if this process is a forked child; `TimedOut` after the deadline; `Damaged` if the reply
     /// has an impossible length. After `Unavailable` and `TimedOut`, the daemon may have executed
@@ -375,8 +376,8 @@ impl LocalChannel {
 
     /// Withdraws a request that the daemon has not taken. Returns false if it has taken it.
     ///
-    /// A daemon that has ended, and one that goes on after it was stopped and replaced, do not take
-    /// the request any more, because the daemon takes requests by clearing their bits.
+    /// Afterwards, neither a daemon that has ended nor a daemon that continues after it was stopped
+    /// and replaced takes the request, because a daemon takes requests by clearing their bits.
     fn withdraw(&self, slot: usize) -> bool {
         self.segment.pending().fetch_and(!(1 << slot), Ordering::SeqCst) & (1 << slot) != 0
     }
@@ -409,8 +410,9 @@ impl LocalChannel {
     }
 
     /// Polls for the reply as long as this is likely to be quicker than to sleep. Returns whether
-    /// the reply is there. If the clients and the daemon need all processors, a thread that polls
-    /// would take the processor from another client, which can prepare its next request meanwhile.
+    /// the reply has arrived. If the clients and the daemon need all processors, a thread that
+    /// polls would take the processor from another client, which can prepare its next request
+    /// meanwhile.
     fn poll(&self, state: &AtomicU32, start: Instant) -> bool {
         if self.status.clients() >= self.processors {
             return false;
@@ -418,9 +420,10 @@ impl LocalChannel {
         let Some(mut attempt) = self.polling.begin(start, start + POLL_TIME) else { return false };
         loop {
             match self.status.daemon() {
-                // It was woken by the doorbell, or waits for something before it can reply.
+                // The doorbell has woken the service thread, or it waits for something before it
+                // can reply.
                 Daemon::Sleeping => return false,
-                // It runs only when this thread does not.
+                // The service thread runs only when this thread does not.
                 Daemon::AwakeOn(processor) if processor == rustix::thread::sched_getcpu() as u32 => {
                     return false;
                 }
@@ -537,7 +540,7 @@ mod tests {
             self.0
         }
 
-        /// Returns a number that is often one with a meaning.
+        /// Returns a random number, which often has a meaning in the protocol.
         fn word(&mut self) -> u32 {
             match self.next() % 8 {
                 0 => u32::MAX,
@@ -568,7 +571,7 @@ mod tests {
             for _ in 0..20 {
                 let word = numbers.word();
                 match numbers.next() % 8 {
-                    // Most bits are of slots that exist: others end the connection at once.
+                    // Most bits belong to slots that exist: other bits end the connection at once.
                     0 => channel.segment.pending().store(numbers.next() & 0xffff, Ordering::SeqCst),
                     1 if word == u32::MAX => channel.segment.pending().store(u64::MAX, Ordering::SeqCst),
                     2 | 3 => channel.segment.request_bytes(slot).store(word, Ordering::SeqCst),

@@ -54,7 +54,7 @@ pub(super) fn hello() -> [u8; HELLO_BYTES] {
     message
 }
 
-/// Checks the message of a client; `None` if it is not a client.
+/// Checks the message of a client; `None` if the sender is not a client.
 pub(super) fn check_hello(message: &[u8; HELLO_BYTES]) -> Option<Status> {
     let version = (&message[..8] == MAGIC).then(|| get(message, 8))?;
     Some(if version == VERSION { Status::Accepted } else { Status::OtherVersion })

@@ -20,8 +20,8 @@ use super::layout::{
     payload, processor, reply_bytes, request_bytes, state,
 };
 
-/// The seals without which a mapping could be cut by the other process, which is then fatal for the
-/// process that reads it (SIGBUS).
+/// Without these seals, the other process could truncate the memfd, and a read behind its end would
+/// then kill the reading process (SIGBUS).
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 fn failed(operation: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
@@ -98,7 +98,7 @@ fn create(name: &str, size_bytes: usize) -> Result<OwnedFd> {
     Ok(memfd)
 }
 
-/// Checks in the client that a memfd has the right size for ever.
+/// Checks in the client that a memfd has the right size, which cannot change.
 fn check_size(memfd: &OwnedFd, size_bytes: usize) -> Result<()> {
     let seals = rustix::fs::fcntl_get_seals(memfd).map_err(failed("inspect"))?;
     let found = rustix::fs::fstat(memfd).map_err(failed("inspect"))?.st_size;
@@ -187,9 +187,9 @@ impl Segment {
         }
     }
 
-    /// Lends the payload of a slot to the client. That the daemon keeps to the protocol is assumed:
-    /// the client has checked that it is a process of the same user, which could write all memory
-    /// of this process (ptrace(2)).
+    /// Lends the payload of a slot to the client. The daemon is assumed to follow the protocol: the
+    /// client has checked that the daemon is a process of the same user, which could write all
+    /// memory of this process (ptrace(2)).
     ///
     /// # Safety
     ///

@@ -1,5 +1,5 @@
 //! Decides whether to poll shared memory before sleeping. Pure functions of times: the client and
-//! the daemon load their words between two questions.
+//! the daemon load their words between two calls of `Attempt::goes_on`.
 //!
 //! Polling pays if the other side runs at the same time and is quick. It does not call
 //! sched_yield(2), which in Linux 6.18 takes a whole time slice from the calling thread for each
@@ -9,15 +9,17 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often words are loaded between two questions, with a pause instruction between loads.
+/// How often words are loaded between two calls of `Attempt::goes_on`, with a pause instruction
+/// between loads.
 pub(super) const LOADS_PER_CHECK: u32 = 32;
-/// If two questions are further apart, another thread had the processor. A thread that polls uses
-/// up its share of such a processor, and would be scheduled late when there is something to do.
+/// If two calls of `Attempt::goes_on` are further apart, another thread had the processor. A thread
+/// that polls uses up its share of such a processor, and would be scheduled late when there is
+/// something to do.
 const GAP_MAX: Duration = Duration::from_micros(200);
 /// How long polling is not tried after another thread had the processor.
 const CONTENTION_PAUSE: Duration = Duration::from_millis(10);
 
-/// What the last attempts say about polling. Several threads can use it.
+/// The results of the last attempts to poll. Several threads can use it.
 #[derive(Debug)]
 pub(super) struct Polling {
     created: Instant,

@@ -104,11 +104,11 @@ struct Client {
     generation: u32,
     /// A bit for each slot with a request that was taken and not answered.
     unanswered: u64,
-    /// Whether it is in the list of watched clients.
+    /// Whether the client is in the list of watched clients.
     is_watched: bool,
-    /// Whether it has sent a request since `unwatch_inactive` was last called.
+    /// Whether the client has sent a request since `unwatch_inactive` was last called.
     is_active: bool,
-    /// The values of its counters when they were last added to those of the server.
+    /// The values of the client's counters when they were last added to the sums of the server.
     counted: [u64; COUNTERS_OF_CLIENT],
     _socket: OwnedFd,
     doorbell: OwnedFd,
@@ -124,9 +124,9 @@ struct Greeting {
     received: usize,
 }
 
-/// What an event of epoll(7) belongs to: the kind, and the number and generation of a client, or
-/// the number of a greeting. Events of a client that was disconnected meanwhile are recognized by
-/// the generation.
+/// The source of an event of epoll(7): the kind, and the number and generation of a client, or the
+/// number of a greeting. Events of a client that was disconnected meanwhile are recognized by the
+/// generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Listener,
@@ -268,7 +268,7 @@ impl LocalServer {
             next_number: 0,
             greetings: VecDeque::new(),
             is_refusing: false,
-            // Connections that were made before.
+            // There may be connections that were made before.
             accept_at: Some(now),
             events_taken: now,
             has_more_events: false,
@@ -296,8 +296,9 @@ impl LocalServer {
         Waker(self.shared.clone())
     }
 
-    /// Returns whether a client is connected. What the caller keeps for a client can be released
-    /// when it is not; [`wait`](LocalServer::wait) returns when a client has disconnected.
+    /// Returns whether a client is connected. The caller can release the resources that it keeps
+    /// for a client when the client is not connected; [`wait`](LocalServer::wait) returns when a
+    /// client has disconnected.
     pub fn is_connected(&self, client: ClientId) -> bool {
         let found = self.clients.get(client.client as usize).and_then(Option::as_ref);
         found.is_some_and(|found| found.generation == client.generation)
@@ -321,10 +322,10 @@ impl LocalServer {
         self.is_refusing = false;
     }
 
-    /// Returns the sums of what all clients, also those that have ended, have added to their
-    /// counters. They never decrease, whatever a client writes to its counters: a smaller value
-    /// than before changes no sum, and a sum stops at the largest number. Reads a cache line of
-    /// each client, which takes 280 us for 4,096 clients.
+    /// Returns the sums of the numbers that all clients, including clients that have ended, have
+    /// added to their counters. The sums never decrease, whatever a client writes to its counters:
+    /// a smaller value than before changes no sum, and a sum stops at the largest number. Reads a
+    /// cache line of each client, which takes 280 us for 4,096 clients.
     pub fn counters(&mut self) -> [u64; COUNTERS_OF_CLIENT] {
         for client in self.clients.iter_mut().flatten() {
             client.add_counters(&mut self.counters);
@@ -394,8 +395,8 @@ impl LocalServer {
     /// Accepts connections, and forgets clients that have ended.
     ///
     /// Polls before it sleeps, for at most `poll_time` after the last request or use of a
-    /// [`Waker`], unless polling was
-    /// without success the last time, or other programs need the processor.
+    /// [`Waker`], unless polling had no success the last time, or other programs need the
+    /// processor.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
         self.wait_with(None, timeout)
     }
@@ -420,8 +421,9 @@ impl LocalServer {
         Ok(())
     }
 
-    /// Accepts connections, hears doorbells, and receives messages of other connections, unless
-    /// this was done recently. To be called between two calls of `wait_with` that are far apart.
+    /// Accepts connections, takes the events of doorbells, and receives messages of other
+    /// connections, unless this was done recently. To be called between two calls of `wait_with`
+    /// that are far apart.
     pub fn turn(&mut self, reactor: Option<&dyn Reactor>) -> Result<()> {
         self.turn_at(reactor, Instant::now())
     }
@@ -513,7 +515,7 @@ impl LocalServer {
     /// Looks at the `pending` word of a client from now on.
     fn watch(&mut self, number: u32) {
         if let Some(client) = &mut self.clients[number as usize] {
-            // It is counted as active, so that it is watched for at least `WATCH_TIME`.
+            // The client counts as active, so that it is watched for at least `WATCH_TIME`.
             client.is_active = true;
             if !client.is_watched {
                 client.is_watched = true;

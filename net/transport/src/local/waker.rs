@@ -9,7 +9,7 @@ use rustix::event::EventfdFlags;
 
 use super::memory::StatusPage;
 
-/// What the service thread and the wakers share.
+/// The state that the service thread and the wakers share.
 #[derive(Debug)]
 pub(super) struct WakeState {
     pub(super) status: StatusPage,
@@ -42,8 +42,8 @@ pub(super) fn eventfd() -> Result<OwnedFd> {
         .map_err(|cause| Error::from_io(cause.into(), "create", "an eventfd"))
 }
 
-/// Adds 1 to an eventfd. Its counter can be full only if the client filled it: the daemon was woken
-/// by that.
+/// Adds 1 to an eventfd. Its counter can be full only if the client filled it, which has woken the
+/// daemon.
 pub(super) fn ring(eventfd: &OwnedFd) {
     while rustix::io::write(eventfd, &1_u64.to_ne_bytes()) == Err(rustix::io::Errno::INTR) {}
 }
@@ -66,8 +66,8 @@ impl Waker {
     }
 
     /// Makes the current or the next [`wait`](super::LocalServer::wait) return. Several calls
-    /// before it returns count once. What the caller wrote before this call is visible to the
-    /// service thread after `wait`.
+    /// before it returns count once. Memory that the caller wrote before this call is visible to
+    /// the service thread after `wait`.
     pub fn wake(&self) {
         if !self.0.requested.swap(true, Ordering::SeqCst) && self.0.status.is_sleeping() {
             ring(&self.0.event);

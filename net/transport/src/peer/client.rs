@@ -27,8 +27,8 @@ pub struct ClientSettings {
     pub role: Role,
     /// The server.
     pub server: Endpoint,
-    /// The key of the server, or one that was derived from it, neither of which is used over a Unix
-    /// socket; or one with a name.
+    /// The key of the server, or a key that was derived from it, neither of which is used over a
+    /// Unix socket; or a named key, which is.
     pub key: PoolKey,
     /// The description of a derived key: see [`PoolKey::derived`]. Empty for the key of the server.
     pub description: Vec<u8>,
@@ -37,7 +37,7 @@ pub struct ClientSettings {
     pub has_named_key: bool,
     /// The user whose server is accepted at a Unix socket, besides this user and root.
     pub server_user: Option<u32>,
-    /// The protection of frames over TCP, which is that of the server.
+    /// The protection of frames over TCP, which must be the same as the server's.
     pub protection: Protection,
     /// Calls that may wait for the connection or for credit. More are refused.
     pub calls_queued_max: usize,
@@ -143,9 +143,9 @@ impl Client {
         self.server.counters()
     }
 
-    /// Says goodbye to the server, which forgets this client, and closes the connection. Calls
-    /// without a reply fail with `Unavailable`. Takes at most `limit`. A second call does nothing.
-    /// The receiver of a result cannot wait, so that its call says no goodbye.
+    /// Sends a `Goodbye` frame to the server, which forgets this client, and closes the connection.
+    /// Calls without a reply fail with `Unavailable`. Takes at most `limit`. A second call does
+    /// nothing. The receiver of a result cannot wait, so a call from it sends no `Goodbye`.
     pub fn stop(&self, limit: Duration) {
         let Some(runtime) = self.runtime().take() else { return };
         self.server.begin_stop();

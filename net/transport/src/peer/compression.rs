@@ -1,5 +1,5 @@
-//! The compression of payloads, before their protection: which ones are sent compressed, and the
-//! expansion of those that were received. docs/formats/peer-protocol.md has the rules.
+//! The compression of payloads, before their protection: the choice of the payloads that are sent
+//! compressed, and the expansion of received payloads. docs/formats/peer-protocol.md has the rules.
 //!
 //! The other member is not trusted: the length before compression is bounded before memory is
 //! allocated, and a payload that does not expand to exactly that length is refused.
@@ -14,8 +14,8 @@ use super::settings::Compression;
 pub(super) const COMPRESSED_BYTES_MIN: usize = 4 << 10;
 /// The level of Zstandard.
 const ZSTD_LEVEL: i32 = 1;
-/// After a payload that was not worth it, this number of its lengths is sent without an attempt;
-/// twice as many after each further one, up to the maximum.
+/// After a payload whose compression was not worthwhile, this multiple of its length is sent
+/// without an attempt. The multiple doubles after each further such payload, up to the maximum.
 const SKIPPED_LENGTHS_MIN: usize = 1;
 const SKIPPED_LENGTHS_MAX: usize = 16;
 
@@ -96,7 +96,8 @@ pub(super) struct Compressor {
     compression: Compression,
     /// Bytes of payloads that are sent before the next attempt.
     skipped_bytes: usize,
-    /// The last number of lengths that were skipped; 0 after a payload that was worth it.
+    /// The last multiple of a length that was skipped; 0 after a payload whose compression was
+    /// worthwhile.
     skipped_lengths: usize,
 }
 
@@ -136,8 +137,8 @@ impl Compressor {
     }
 }
 
-/// Returns the payload of a frame as it was before compression. The fields are those of
-/// [`Fields::decode`], so the length is in bounds.
+/// Returns the payload of a frame as it was before compression. [`Fields::decode`] has returned the
+/// fields, so the length is in bounds.
 pub(super) fn expand(
     compression: Compression,
     fields: &Fields,

@@ -127,15 +127,16 @@ pub(super) async fn respond(
         let mut greeting = [0; GREETING_BYTES];
         stream.read_exact(&mut greeting).await?;
         let checked = check_prefix(&greeting, &prefix(settings, settings.member, settings.member));
-        // It is read before a refusal also: the close of a connection with unread bytes could keep
-        // the answer from the initiator.
+        // The description is read before a refusal also: the close of a connection with unread
+        // bytes could keep the answer from the initiator.
         let mut description = Vec::new();
         if checked != Err(Refusal::Malformed) {
             description = vec![0; description_bytes(&greeting, settings.role)?.into()];
             stream.read_exact(&mut description).await?;
         }
         let checked = checked.and_then(|initiator| {
-            // The proof first, so that a process without the key learns no member numbers.
+            // The proof is checked first, so that a process without the key learns no member
+            // numbers.
             let (theirs, noise) = read_greeting(&greeting, &description, &settings.key_of(&description))?;
             Ok((find(initiator, &description)?, theirs, noise))
         });

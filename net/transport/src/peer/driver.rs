@@ -1,10 +1,10 @@
 //! The threads that serve the connections to other members.
 //!
-//! If there is one, it lends its work to the service thread of a member: the thread that calls
-//! `block_on` of a `current_thread` runtime performs the tasks of all connections. So a message
-//! does not have to be passed from one thread to the other, which costs more than most requests.
-//! While the service thread does not wait, for example during a long fdatasync(2), the own thread
-//! takes the work back after `ABSENCE_MAX`.
+//! If there is only one thread, it lends its work to the service thread of a member: the thread
+//! that calls `block_on` of a `current_thread` runtime performs the tasks of all connections. A
+//! message is then not passed from one thread to the other, which would cost more than most
+//! requests. While the service thread does not wait, for example during a long fdatasync(2), the
+//! own thread takes the work back after `ABSENCE_MAX`.
 
 // tokio requires a promise for each descriptor that it watches.
 #![allow(unsafe_code)]
@@ -26,8 +26,8 @@ use tokio::task::yield_now;
 use super::peer_state::without_collection;
 use crate::local::Reactor;
 
-/// How long the service thread may be absent before the own thread serves the connections, and at
-/// most as long again.
+/// The own thread serves the connections after the service thread was absent for this time, and at
+/// most for twice this time.
 const ABSENCE_MAX: Duration = Duration::from_millis(50);
 /// The pause of a service thread whose runtime has ended meanwhile.
 const ENDED_PAUSE: Duration = Duration::from_millis(1);
@@ -41,9 +41,9 @@ pub(super) struct Driver {
     is_lent: bool,
     /// Whether the own thread serves the connections.
     is_serving: AtomicBool,
-    /// Whether the service thread serves them at this moment.
+    /// Whether the service thread serves the connections at this moment.
     is_borrowed: AtomicBool,
-    /// The number of times that the service thread has served them.
+    /// The number of times that the service thread has served the connections.
     turns: AtomicU64,
     /// Ends the service by the own thread.
     leave: Notify,
@@ -126,11 +126,11 @@ impl Driver {
         self.is_borrowed.store(true, Ordering::SeqCst);
         self.turns.fetch_add(1, Ordering::SeqCst);
         if self.is_serving.load(Ordering::SeqCst) {
-            // It gives up the runtime. If it has just begun, `work` is still completed, by a thread
-            // that wakes this one.
+            // The own thread gives up the runtime. If it has just begun, `work` is still completed,
+            // by a thread that wakes this one.
             self.leave.notify_one();
         }
-        // Nothing sends what would be collected before the end of the wait.
+        // Collected requests and replies would not be sent before the end of the wait.
         without_collection(|| self.runtime.block_on(work));
         self.is_borrowed.store(false, Ordering::SeqCst);
     }
@@ -147,7 +147,7 @@ impl Driver {
         loop {
             match Arc::try_unwrap(driver) {
                 Ok(driver) => return driver.runtime.shutdown_timeout(limit),
-                // The thread that has it ends the runtime.
+                // The thread that drops the last reference ends the runtime.
                 Err(_) if Instant::now() >= end => return,
                 Err(shared) => driver = shared,
             }
@@ -185,7 +185,7 @@ impl Reactor for Borrowed {
     fn turn(&self) {
         if let Some(driver) = self.driver.upgrade() {
             driver.borrow(async {
-                // The first one finds the sockets with data, and the second one reads them.
+                // The first call finds the sockets with data, and the second call reads them.
                 yield_now().await;
                 yield_now().await;
             });

@@ -11,7 +11,7 @@ use quell_vfs::ErrorKind::Unavailable;
 
 use super::frame::{Fields, FrameKind, Status, decode_ids};
 use super::handshake::Hello;
-use super::incoming::{Incoming, Verdict};
+use super::incoming::{Incoming, RequestAction};
 use super::outgoing::{Credit, Frame, Outgoing};
 use super::settings::BYTES_HELD_MIN;
 
@@ -33,7 +33,7 @@ impl Random {
 /// The ends of calls: for each number, how often it ended and whether with a reply.
 type Ends = Arc<Mutex<HashMap<u32, (u32, bool)>>>;
 
-struct World {
+struct Simulation {
     random: Random,
     now: Instant,
     sender: Outgoing,
@@ -51,9 +51,9 @@ struct World {
     ends: Ends,
 }
 
-impl World {
-    fn new(seed: u64) -> World {
-        World {
+impl Simulation {
+    fn new(seed: u64) -> Simulation {
+        Simulation {
             random: Random(seed),
             now: Instant::now(),
             sender: Outgoing::new(),
@@ -134,7 +134,7 @@ impl World {
         let fields = frame.fields;
         match fields.kind {
             FrameKind::Request => {
-                if self.receiver.request(&fields, frame.payload.len()).unwrap() == Verdict::Execute {
+                if self.receiver.request(&fields, frame.payload.len()).unwrap() == RequestAction::Execute {
                     let number = u32::from_le_bytes(frame.payload[..].try_into().unwrap());
                     assert!(self.executed.insert(number), "call {number} is executed twice");
                     self.begun.push((self.receiver.session(), fields.id, number));
@@ -235,13 +235,13 @@ impl World {
 fn calls_end_once_and_are_executed_at_most_once_over_lost_connections_and_restarts() {
     let (mut replies, mut calls) = (0, 0);
     for seed in 0..300 {
-        let mut world = World::new(seed);
+        let mut simulation = Simulation::new(seed);
         for _ in 0..1500 {
-            world.step();
+            simulation.step();
         }
-        world.finish();
-        calls += world.calls;
-        replies += world.ends.lock().unwrap().values().filter(|(_, has_reply)| *has_reply).count();
+        simulation.finish();
+        calls += simulation.calls;
+        replies += simulation.ends.lock().unwrap().values().filter(|(_, has_reply)| *has_reply).count();
     }
     // The simulation does not end most calls with errors.
     assert!(replies * 3 > calls as usize, "{replies} of {calls} calls have a reply");
@@ -263,13 +263,13 @@ fn an_executed_request_has_an_unsent_answer_until_it_is_repeated_on_the_next_con
     let mut receiver = Incoming::new(LIMIT);
     receiver.resume(1, 1, [].into_iter()).unwrap();
     let request = Fields::new(FrameKind::Request, 1);
-    assert_eq!(receiver.request(&request, 1).unwrap(), Verdict::Execute);
+    assert_eq!(receiver.request(&request, 1).unwrap(), RequestAction::Execute);
     assert!(receiver.answer(1, 1, Status::Done, Vec::new()));
     assert!(receiver.has_output() && !receiver.has_unsent_answer());
     // The connection is lost, and the reply with it.
     receiver.disconnected();
     receiver.resume(1, 2, [1].into_iter()).unwrap();
     assert!(!receiver.has_output() && receiver.has_unsent_answer());
-    assert_eq!(receiver.request(&request, 1).unwrap(), Verdict::Ignore);
+    assert_eq!(receiver.request(&request, 1).unwrap(), RequestAction::Ignore);
     assert!(receiver.has_output() && !receiver.has_unsent_answer());
 }

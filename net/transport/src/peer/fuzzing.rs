@@ -14,7 +14,7 @@ use super::handshake::{
     ANSWER_HEAD_BYTES, ANSWER_PROOF_BYTES, GREETING_BYTES, Hello, Initiator, Prefix, accept, answer_head,
     check_prefix, decode_answer_head, description_bytes, read_greeting,
 };
-use super::incoming::{Incoming, Verdict};
+use super::incoming::{Incoming, RequestAction};
 use super::outgoing::{Credit, Frame, Outgoing};
 use super::seal::Seal;
 use super::settings::{BYTES_HELD_MIN, Compression, MemberId, PoolId, PoolKey, Protection, Role};
@@ -118,7 +118,7 @@ pub fn check_frames(bytes: &[u8]) {
         let Some(expanded_bytes) = check_compression(&decoded, payload) else { return };
         let taken = match decoded.kind {
             FrameKind::Request => incoming.request(&decoded, expanded_bytes).map(|verdict| {
-                if verdict == Verdict::Execute && decoded.id.is_multiple_of(3) {
+                if verdict == RequestAction::Execute && decoded.id.is_multiple_of(3) {
                     incoming.answer(1, decoded.id, Status::Done, vec![0; 5]);
                 }
             }),

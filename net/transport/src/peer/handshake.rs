@@ -40,7 +40,7 @@ pub(super) enum Refusal {
     Stopping,
     Compression,
     Full,
-    /// The description of the key is not one that the responder knows.
+    /// The responder does not know the description of the key.
     Description,
     /// Bytes that are not a greeting or an answer. No answer is sent.
     Malformed,
@@ -72,7 +72,7 @@ impl fmt::Display for Refusal {
             Refusal::Proof => "the two processes have different keys",
             Refusal::Stopping => "the other member is stopping",
             Refusal::Compression => "the two members compress their connections in different ways",
-            Refusal::Full => "the server has its maximum number of clients",
+            Refusal::Full => "the server has its maximum number of clients, in total or of this user",
             Refusal::Description => "the server does not know keys of this kind",
             Refusal::Malformed => "the other process does not speak this protocol",
         })
@@ -183,8 +183,8 @@ pub(super) fn description_bytes(greeting: &[u8; GREETING_BYTES], role: Role) -> 
     if usize::from(length) > length_max { Err(Refusal::Malformed) } else { Ok(length) }
 }
 
-/// Checks a greeting's first bytes against the own settings, in which the initiator and its
-/// description are not considered, and returns the initiator's number.
+/// Checks a greeting's first bytes against the responder's own, except the initiator and the length
+/// of its description, and returns the initiator's number.
 pub(super) fn check_prefix(greeting: &[u8; GREETING_BYTES], own: &Prefix) -> Result<MemberId, Refusal> {
     let initiator = MemberId(number(greeting, 32));
     let description_bytes = description_bytes(greeting, own.role)?;
@@ -217,7 +217,8 @@ impl fmt::Debug for Agreed {
     }
 }
 
-/// Returns the state of Noise before the first message. `key` is that of the description.
+/// Returns the state of Noise before the first message. `key` is the key that belongs to the
+/// description.
 fn noise(prefix: &[u8], description: &[u8], key: &PoolKey, is_initiator: bool) -> HandshakeState {
     let builder = Builder::new(PATTERN.parse().expect("a pattern of Noise"));
     let prologue = [prefix, description].concat();
@@ -271,7 +272,7 @@ impl Initiator {
 }
 
 /// Returns the initiator's statement and the state of Noise after a greeting whose prefix was
-/// checked. `key` is that of the description.
+/// checked. `key` is the key that belongs to the description.
 pub(super) fn read_greeting(
     greeting: &[u8; GREETING_BYTES],
     description: &[u8],
@@ -440,7 +441,7 @@ mod tests {
         let (theirs, noise) = read_greeting(&greeting, b"read a", &key).unwrap();
         let (answer, _) = accept(noise, theirs, &hello(20));
         initiator.finish(answer.last_chunk().unwrap()).unwrap();
-        // Another description, none, and the key of another server.
+        // Another description, no description, and the key of another server.
         for (description, key) in [(&b"read b"[..], [3; 32]), (b"", [3; 32]), (b"read a", [4; 32])] {
             let refused = read_greeting(&greeting, description, &PoolKey(key)).unwrap_err();
             assert_eq!(refused, Refusal::Proof);

@@ -27,10 +27,10 @@ struct Entry {
 
 /// The treatment of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum RequestAction {
     /// Pass it to the handler.
     Execute,
-    /// Nothing: a reply is queued, or will be.
+    /// Do nothing: a reply is queued, or will be.
     Ignore,
 }
 
@@ -38,7 +38,8 @@ pub(super) enum Verdict {
 #[derive(Debug)]
 pub(super) struct Incoming {
     session: Option<u64>,
-    /// The connection of the last `resume`, larger than those before it in the session.
+    /// The number of the connection with the last `resume`, larger than the numbers of all earlier
+    /// connections of the session.
     connection: u64,
     is_connected: bool,
     replaced: VecDeque<u64>,
@@ -135,7 +136,7 @@ impl Incoming {
     }
 
     /// Takes a request.
-    pub fn request(&mut self, fields: &Fields, request_bytes: usize) -> Result<Verdict, Violation> {
+    pub fn request(&mut self, fields: &Fields, request_bytes: usize) -> Result<RequestAction, Violation> {
         let id = fields.id;
         if let Some(entry) = self.entries.get_mut(&id) {
             // The handler may have answered on this connection before the repetition arrived.
@@ -145,7 +146,7 @@ impl Incoming {
                 *queued_on = self.connection;
                 self.to_send.push_back(id);
             }
-            return Ok(Verdict::Ignore);
+            return Ok(RequestAction::Ignore);
         }
         if !self.missing.remove(&id) && id <= self.last_id {
             return Err(Violation("the id of a request was used before"));
@@ -161,9 +162,9 @@ impl Incoming {
         self.begun += 1;
         if self.is_stopping {
             self.answer(self.session(), id, Status::Stopping, Vec::new());
-            return Ok(Verdict::Ignore);
+            return Ok(RequestAction::Ignore);
         }
-        Ok(Verdict::Execute)
+        Ok(RequestAction::Execute)
     }
 
     /// Takes `cancel`.

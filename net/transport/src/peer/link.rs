@@ -29,9 +29,9 @@ pub(super) struct Link {
     pub writer: Mutex<Writer>,
     /// Wakes the task of the connection to write.
     pub wake: Notify,
-    /// The socket's buffer is full.
+    /// Whether the socket's buffer is full.
     pub is_full: AtomicBool,
-    /// The reading task passes on frames, and writes when it has no more of them.
+    /// Whether the reading task is passing on frames. It writes when it has no more of them.
     pub is_reading: AtomicBool,
     /// Complete frames that were received.
     pub frames_received: AtomicU64,

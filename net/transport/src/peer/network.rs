@@ -31,7 +31,7 @@ use crate::local::Reactor;
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 /// The interval in which `stop` looks whether all requests are answered.
 pub(super) const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
-/// How long `stop` waits until the other side has closed the connection after the goodbye.
+/// How long `stop` waits until the other side has closed the connection after the `Goodbye` frame.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The connections of one member to all others, by TCP. They are served by threads of their own.
@@ -189,8 +189,8 @@ impl Transport for PeerNetwork {
     }
 }
 
-/// Waits until all requests are answered, refuses calls, says goodbye, and waits until the other
-/// sides have closed the connections.
+/// Waits until all requests are answered, refuses calls, sends `Goodbye` frames, and waits until
+/// the other sides have closed the connections.
 pub(super) fn drain(runtime: &Runtime, peers: &[Arc<Peer>], limit: Duration) {
     let end = Instant::now() + limit;
     runtime.block_on(async {
@@ -206,8 +206,8 @@ pub(super) fn drain(runtime: &Runtime, peers: &[Arc<Peer>], limit: Duration) {
             }
             sleep(DRAIN_INTERVAL).await;
         }
-        // A connection that this side closes first can end at the other side before the goodbye is
-        // read there.
+        // A connection that this side closes first can end at the other side before the `Goodbye`
+        // frame is read there.
         let end = end.min(Instant::now() + GOODBYE_LIMIT);
         while peers.iter().any(|peer| peer.is_connected()) && Instant::now() < end {
             sleep(DRAIN_INTERVAL).await;
@@ -216,8 +216,8 @@ pub(super) fn drain(runtime: &Runtime, peers: &[Arc<Peer>], limit: Duration) {
 }
 
 impl Drop for PeerNetwork {
-    /// Ends the threads and all calls, as the end of the process would. Only `stop` answers what
-    /// was begun.
+    /// Ends the threads and all calls, as the end of the process would. Only `stop` answers the
+    /// requests that were begun.
     fn drop(&mut self) {
         if let Some(driver) = self.driver().take() {
             self.shared.is_stopping.store(true, Ordering::SeqCst);

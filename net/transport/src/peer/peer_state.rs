@@ -19,7 +19,7 @@ use super::frame::{
 use super::gate::Gate;
 use super::handler::{Handler, Reply, ReplySink, Request};
 use super::handshake::{Hello, Refusal};
-use super::incoming::{Incoming, Verdict};
+use super::incoming::{Incoming, RequestAction};
 use super::link::{Link, Written};
 use super::not_executed::not_executed;
 use super::outgoing::{Credit, Ended, Frame, Outgoing};
@@ -111,7 +111,7 @@ impl CollectedSends for CollectedPeers {
 }
 
 impl Drop for CollectedPeers {
-    /// Leaves what was collected to the threads of the connections.
+    /// Leaves the collected requests and replies to the threads of the connections.
     fn drop(&mut self) {
         let collected = COLLECTED.with_borrow_mut(Option::take).unwrap_or_default();
         for peer in collected.into_values() {
@@ -134,7 +134,7 @@ struct State {
     disconnected_at: Instant,
     refusal: Option<Refusal>,
     is_removed: bool,
-    /// The other side has said goodbye.
+    /// Whether the other side has sent a `Goodbye` frame.
     has_left: bool,
     /// When the task that ends calls looks at them next; `None` if it waits for `timer`.
     timer_at: Option<Instant>,
@@ -263,8 +263,8 @@ impl Peer {
         self.is_stopping.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the other side has left: it has said goodbye, or has had no connection for
-    /// `limit`, and the handler has no request of it.
+    /// Returns whether the other side has left: it has sent a `Goodbye` frame, or has had no
+    /// connection for `limit`, and the handler has no request of it.
     pub fn is_gone(&self, limit: Duration) -> bool {
         let state = self.state();
         state.link.is_none()
@@ -499,7 +499,7 @@ impl Peer {
         }
         match fields.kind {
             FrameKind::Request => {
-                if state.incoming.request(&fields, payload.len())? == Verdict::Ignore {
+                if state.incoming.request(&fields, payload.len())? == RequestAction::Ignore {
                     return Ok(());
                 }
                 let session = state.incoming.session();

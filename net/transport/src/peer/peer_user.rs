@@ -28,8 +28,8 @@ impl PeerUser {
     /// Returns the user at the other end of a connected Unix socket.
     ///
     /// # Errors
-    /// `PermissionDenied` for a user or a group that the user namespace does not map: it has the
-    /// same id as others; the errors of getsockopt(2).
+    /// `PermissionDenied` for a user or a group that the user namespace does not map, because all
+    /// of them are shown with the same id; the errors of getsockopt(2).
     pub(super) fn of(socket: BorrowedFd<'_>) -> io::Result<PeerUser> {
         let found = rustix::net::sockopt::socket_peercred(socket)?;
         let (uid, gid) = (found.uid.as_raw(), found.gid.as_raw());

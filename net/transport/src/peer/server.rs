@@ -47,13 +47,17 @@ pub struct ServerSettings {
     pub threads: usize,
     /// Clients at a time. More are refused.
     pub clients_max: usize,
+    /// The largest number of clients of each user at a time, at a socket for
+    /// [all users](UnixClients::OfAllUsers), except for this user and root. More are refused.
+    pub clients_of_user_max: usize,
     /// Requests that the server holds for each client at a time, 1 to 65,536.
     pub requests_held_max: u32,
     /// Bytes of requests, and of the replies that they allow, that the server holds for each client
     /// at a time: at least [`BYTES_HELD_MIN`](super::BYTES_HELD_MIN).
     pub bytes_held_max: u64,
-    /// Requests of all clients that the handler has at a time, and one more for each connection.
-    /// While there are as many, no requests are read.
+    /// Requests of all clients that the handler has at a time, and one more for each connection. No
+    /// requests are read while this number of requests has begun. Requests of clients with a [named
+    /// key](NamedKey) are always read, and not counted.
     pub requests_begun_max: usize,
     /// How long a client without a connection is remembered. Its requests are executed at most once
     /// if it connects again before.
@@ -61,8 +65,8 @@ pub struct ServerSettings {
 }
 
 impl ServerSettings {
-    /// Returns settings with the default bounds: 256 clients, 1,000 requests and 16 MiB for each of
-    /// them, 1,000 requests of all, 10 s, and one thread.
+    /// Returns settings with the default bounds: 256 clients and 64 of each user, 1,000 requests
+    /// and 16 MiB for each of them, 1,000 requests of all, 10 s, and one thread.
     pub fn new(role: Role, key: PoolKey) -> ServerSettings {
         ServerSettings {
             role,
@@ -71,6 +75,7 @@ impl ServerSettings {
             protection: Protection::Integrity,
             threads: 1,
             clients_max: 256,
+            clients_of_user_max: 64,
             requests_held_max: 1000,
             bytes_held_max: 16 << 20,
             requests_begun_max: 1000,
@@ -110,10 +115,10 @@ pub(super) fn settings(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientIdentity<'a> {
     /// The description of its key: see [`PoolKey::derived`]. It is empty for the key of the server
-    /// itself. A client over a Unix socket proves no key but a named one, so its description has no
-    /// meaning otherwise.
+    /// itself. A client over a Unix socket proves only a named key; without one, its description
+    /// has no meaning.
     pub description: &'a [u8],
-    /// Whether it has proved the [key](NamedKey) whose name is its description.
+    /// Whether the client has proved the [key](NamedKey) whose name is its description.
     pub has_named_key: bool,
     /// Its user, if it is a client at a socket for [all users](UnixClients::OfAllUsers).
     pub user: Option<&'a PeerUser>,
@@ -263,6 +268,11 @@ impl Server {
         lock(&self.shared.clients).len()
     }
 
+    /// Returns whether this client is one of them.
+    pub fn is_client(&self, id: MemberId) -> bool {
+        lock(&self.shared.clients).contains_key(&id)
+    }
+
     /// Returns the number of connections that were refused.
     pub fn refused_connections(&self) -> u64 {
         self.shared.refused.load(Ordering::Relaxed)
@@ -337,22 +347,38 @@ impl Shared {
         }
         let clients = lock(&self.clients);
         if let Some(listed) = clients.get(&id) {
-            // Clients choose their numbers. One with another key, or of another user, must not take
-            // the place of this one.
+            // Clients choose their numbers. A client with another key, or of another user, must not
+            // replace this client.
             return match listed.is(client) {
                 true => Ok(listed.peer.clone()),
                 false => Err(Refusal::UnknownInitiator),
             };
         }
-        if id >= SERVER || clients.len() >= self.settings.clients_max {
+        if id >= SERVER || self.is_full(&clients, client.user) {
             return Err(Refusal::Full);
         }
         drop(clients);
         let session = random_number().map_err(|_| Refusal::Full)?;
-        // The address is that of a process to connect to, and a server connects to no client.
+        // The address is empty, because a server does not connect to its clients.
         let nowhere = Endpoint::Unix(std::path::PathBuf::new());
         let handler = self.handler.handler(client).ok_or(Refusal::Description)?;
-        Ok(Peer::new(settings, id, session, nowhere, handler, Some(self.gate.clone())))
+        // The requests of other clients may wait for a request of a client with a named key.
+        let gate = (!client.has_named_key).then(|| self.gate.clone());
+        Ok(Peer::new(settings, id, session, nowhere, handler, gate))
+    }
+
+    /// Returns whether there are too many clients for another one of this user.
+    fn is_full(&self, clients: &HashMap<MemberId, ListedClient>, user: Option<&PeerUser>) -> bool {
+        let of_user = |uid| {
+            let is_of_user =
+                |listed: &&ListedClient| listed.user.as_ref().is_some_and(|user| user.uid == uid);
+            clients.values().filter(is_of_user).count()
+        };
+        let is_limited = |user: &&PeerUser| user.uid != 0 && user.uid != rustix::process::geteuid().as_raw();
+        clients.len() >= self.settings.clients_max
+            || user
+                .filter(is_limited)
+                .is_some_and(|user| of_user(user.uid) >= self.settings.clients_of_user_max)
     }
 
     /// Adds a client that has proved the key. Returns false if it must connect again.
@@ -364,7 +390,7 @@ impl Shared {
         if let Some(listed) = clients.get(&client.id) {
             return Arc::ptr_eq(&listed.peer, client);
         }
-        if client.is_removed() || clients.len() >= self.settings.clients_max {
+        if client.is_removed() || self.is_full(&clients, identity.user) {
             return false;
         }
         let (description, user) = (identity.description.to_vec(), identity.user.cloned());
@@ -452,7 +478,8 @@ async fn sweep(shared: Arc<Shared>) {
         lock(&shared.clients).retain(|_, ListedClient { peer: client, .. }| {
             let is_gone = client.is_gone(shared.settings.absent_max);
             if is_gone {
-                // A connection that finds it removed is closed, and the client connects again.
+                // A connection that finds its client removed is closed, and the client connects
+                // again.
                 client.remove();
                 gone.push(client.id);
             }
@@ -491,7 +518,7 @@ mod tests {
         let server = Server::start(settings, Arc::new(NoRequests)).unwrap();
         let candidate = |client| server.shared.candidate(MemberId(5), client, &connection);
         let first = candidate(with_key(b"a")).unwrap();
-        // One that has begun its handshake at the same time is refused after it.
+        // A client that has begun its handshake at the same time is refused after it.
         let second = candidate(with_key(b"b")).unwrap();
         assert!(server.shared.add(&first, with_key(b"a")) && !server.shared.add(&second, with_key(b"b")));
         assert_eq!(candidate(with_key(b"b")).unwrap_err(), Refusal::UnknownInitiator);
@@ -509,6 +536,33 @@ mod tests {
             let client = ClientIdentity { user: Some(&user), ..with_key(b"a") };
             let refused = server.shared.candidate(MemberId(7), client, &connection);
             assert_eq!(refused.unwrap_err(), Refusal::UnknownInitiator);
+        }
+        server.stop(Duration::from_secs(9));
+    }
+
+    #[test]
+    fn a_user_cannot_take_the_places_of_all_clients() {
+        let settings =
+            ServerSettings { clients_of_user_max: 2, ..ServerSettings::new(Role::Blob, PoolKey([3; 32])) };
+        let connection = settings.connection(true);
+        let server = Server::start(settings, Arc::new(NoRequests)).unwrap();
+        let user = |uid| PeerUser { uid, gid: 8, groups: vec![9] };
+        let (limited, other, root) = (user(4_300_001), user(4_300_002), user(0));
+        let own = user(rustix::process::geteuid().as_raw());
+        let connect = |number, user| {
+            let client = ClientIdentity { user: Some(user), ..with_key(b"") };
+            let candidate = server.shared.candidate(MemberId(number), client, &connection);
+            candidate.map(|candidate| (candidate, client))
+        };
+        let add = |(candidate, client)| server.shared.add(&candidate, client);
+        // A client that begins its handshake at the same time is refused after it.
+        let [first, second, third] = [1, 2, 3].map(|number| connect(number, &limited).unwrap());
+        assert!(add(first) && add(second) && !add(third));
+        assert_eq!(connect(4, &limited).map(drop).unwrap_err(), Refusal::Full);
+        for (number, user) in
+            [(5, &other), (6, &other), (7, &root), (8, &root), (9, &root), (10, &own), (11, &own), (12, &own)]
+        {
+            assert!(add(connect(number, user).unwrap()), "{number}");
         }
         server.stop(Duration::from_secs(9));
     }

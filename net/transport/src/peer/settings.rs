@@ -18,7 +18,7 @@ impl fmt::Display for MemberId {
     }
 }
 
-/// The number of a server, in the place of a member's. Clients have smaller ones.
+/// The number of a server, instead of the number of a member. Clients have smaller numbers.
 pub(super) const SERVER: MemberId = MemberId(u64::MAX);
 
 /// The number of a pool: 16 random bytes, drawn at its creation. It is not secret.
@@ -31,8 +31,7 @@ pub struct PoolKey(pub [u8; 32]);
 
 impl PoolKey {
     /// Returns the key that is derived from this one and a description; this key itself if the
-    /// description is empty. Without this key, the key
-    /// of another description cannot be computed.
+    /// description is empty. Without this key, the key for another description cannot be computed.
     pub fn derived(&self, description: &[u8]) -> PoolKey {
         if description.is_empty() {
             return self.clone();
@@ -78,8 +77,9 @@ pub enum Protection {
     Integrity,
     /// Frames are encrypted and authenticated.
     Encryption,
-    /// Frames are neither. For Unix sockets, whose bytes no other process can read or change; with
-    /// the feature `unprotected` also for the benchmark, which measures the cost of the other two.
+    /// Frames are neither authenticated nor encrypted. For Unix sockets, whose bytes no other
+    /// process can read or change; with the feature `unprotected` also for the benchmark, which
+    /// measures the cost of the other two.
     None,
 }
 

@@ -64,8 +64,8 @@ pub(super) enum WriteHalf {
 }
 
 impl Stream {
-    /// Connects. The other process of a Unix socket must be one of this user, of root, or of the
-    /// user `trusted`, unless this process is one of root.
+    /// Connects. The process at the other end of a Unix socket must belong to this user, to root,
+    /// or to the user `trusted`, unless this process belongs to root.
     pub async fn connect(to: &Endpoint, trusted: Option<u32>) -> io::Result<Stream> {
         match to {
             Endpoint::Tcp(address) => Stream::tcp(TcpStream::connect(address).await?),

@@ -33,8 +33,8 @@ pub trait Transport: fmt::Debug + Send + Sync {
 
     /// Sends a request to another member, and passes the result to `done` exactly once: on a thread
     /// of the connections, or on the calling thread if the call fails at once. `done` must not
-    /// block. The request is executed at most once. No order between requests is promised. It is
-    /// shared, because a caller that sends it again keeps it.
+    /// block. The request is executed at most once. No order between requests is promised. The
+    /// request is shared, because a caller that may send it again keeps it.
     ///
     /// The request has at most [`PAYLOAD_BYTES_MAX`](super::PAYLOAD_BYTES_MAX) bytes, and so has
     /// `reply_bytes_max`, the largest reply: it counts for the memory that the other member
@@ -50,7 +50,8 @@ pub trait Transport: fmt::Debug + Send + Sync {
 
     /// Begins to collect the requests and replies of the calling thread, as long as the result
     /// exists: [`send`](CollectedSends::send) must follow them. Without a collection, a thread of
-    /// the connections is woken for each of them, and writes it. A thread has at most one.
+    /// the connections is woken for each of them, and writes it. A thread has at most one
+    /// collection.
     fn collect(&self) -> Box<dyn CollectedSends>;
 
     /// Lets the calling thread serve the connections while it waits for the events of a server,

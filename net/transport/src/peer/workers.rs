@@ -22,7 +22,7 @@ pub trait Service: Send + Sync + 'static {
     /// Returns the rights of a client: see [`ClientHandler::handler`]. Must not block.
     fn rights(&self, client: ClientIdentity<'_>) -> Option<Self::Rights>;
 
-    /// Executes requests. The replies that are sent meanwhile are written together after it.
+    /// Executes requests. The replies that are sent meanwhile are written together when it returns.
     fn execute(&self, taken: Vec<Taken<Self::Rights>>);
 
     /// A client has ended: see [`ClientHandler::ended`]. Must not block.

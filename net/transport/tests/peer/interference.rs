@@ -15,9 +15,9 @@ use crate::members::{ANSWER_LATER, KEEP, LONG, Member, answer_to, kind, result, 
 /// The behaviour of a proxy.
 #[derive(Default)]
 struct Behaviour {
-    /// One chunk in this many is interfered with; 0 for none.
+    /// The proxy interferes with one in this number of chunks; 0: with no chunk.
     rate: AtomicU32,
-    /// No bytes are passed on while this is set.
+    /// Whether the proxy holds back all bytes.
     is_holding: AtomicBool,
 }
 

@@ -173,7 +173,8 @@ fn a_handler_that_fails_gives_an_error_and_the_connection_stays() {
 #[test]
 fn a_call_ends_at_its_deadline_and_its_credit_returns_with_the_answer() {
     let (one, two) = pair(|settings| settings.requests_held_max = 1);
-    // A deadline that passes before the request is sent proves nothing: then with a longer one.
+    // A deadline that passes before the request is sent proves nothing: the call is then repeated
+    // with a longer one.
     let mut limit = Duration::from_millis(50);
     while two.handler.executions() == 0 {
         let late = one.begin(two.id, vec![KEEP], limit);
@@ -239,7 +240,7 @@ fn a_restarted_member_executes_no_request_again() {
     let sent = one.begin(two.id, vec![KEEP, 1], LONG);
     wait_until(|| two.handler.kept.lock().unwrap().len() == 1);
     let address = two.network.address();
-    // The process ends without a word: nothing is answered, and its own calls end.
+    // The process ends without a message: nothing is answered, and its own calls end.
     let own = two.begin(one.id, vec![KEEP], LONG);
     let Member { network, handler, .. } = two;
     drop(network);
@@ -342,7 +343,7 @@ fn strangers_on_the_port_do_not_disturb_the_members() {
     for stream in slow.iter_mut().chain([&mut garbage]) {
         // The other side closes: with an end of file or a reset.
         stream.set_read_timeout(Some(LONG)).unwrap();
-        assert!(!matches!(stream.read(&mut [0; 64]), Ok(1..)), "a stranger gets no answer");
+        assert!(!matches!(stream.read(&mut [0; 64]), Ok(1..)), "a client without the key gets no answer");
     }
     wait_until(|| two.network.refused_connections() >= 41);
     assert_eq!(two.call(one.id, &[1]).unwrap(), [2]);

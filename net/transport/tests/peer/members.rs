@@ -14,7 +14,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 /// Longer than any test needs on a slow machine.
 pub const LONG: Duration = Duration::from_secs(120);
 
-/// Requests whose first byte is one of these are treated in a special way.
+/// The first bytes of requests that the handler keeps, or drops without a reply.
 pub const KEEP: u8 = 0xf0;
 pub const FORGET: u8 = 0xf1;
 pub const PANIC: u8 = 0xf2;

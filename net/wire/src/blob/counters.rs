@@ -64,7 +64,7 @@ pub struct StoreCounters {
     pub clients: u64,
     /// The complete requests by kind, in the order of [`RequestKind::ALL`].
     pub requests: [u64; REQUEST_KINDS],
-    /// Those that have failed or were refused.
+    /// The requests, by kind, that have failed or were refused.
     pub failed: [u64; REQUEST_KINDS],
     /// Commits that were refused because of a conflict, or because the state that they had read is
     /// no longer kept.

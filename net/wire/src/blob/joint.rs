@@ -39,9 +39,9 @@ pub struct Proof(pub [u8; 32]);
 /// The outcome of a joint transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
-    /// It is committed.
+    /// The transaction is committed.
     Committed,
-    /// It has no effect.
+    /// The transaction has no effect.
     Aborted,
 }
 
@@ -57,7 +57,7 @@ pub struct Preparation {
     /// The groups that the transaction concerns, ascending.
     #[serde(deserialize_with = "at_most::<GROUPS_MAX, _, _>")]
     pub participants: Vec<u32>,
-    /// The reads and operations of this group. It has no identity of its own.
+    /// The reads and operations of this group. This transaction has no identity of its own.
     pub transaction: Transaction,
 }
 
@@ -77,7 +77,8 @@ pub struct JointDecision {
 /// A request about joint transactions, or about snapshots of several groups.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JointRequest {
-    /// Compares and locks the parts of the group. The reply is `Prepared`, or `Refused`.
+    /// Compares the parts of the group that the transaction has read, and locks these and the parts
+    /// that it changes. The reply is `Prepared`, or `Refused`.
     Prepare(Preparation),
     /// Commits the transaction at its coordinator. The reply is `Decided`.
     Commit {
@@ -90,8 +91,8 @@ pub enum JointRequest {
         #[serde(deserialize_with = "at_most::<GROUPS_MAX, _, _>")]
         votes: Vec<Proof>,
     },
-    /// Asks the coordinator for its decision. If there is none, the transaction is aborted. The
-    /// reply is `Decided`.
+    /// Asks the coordinator for its decision. If it has not decided, the transaction is aborted.
+    /// The reply is `Decided`.
     Resolve(JointId),
     /// Ends the transaction at a participant as the coordinator has decided. The reply is
     /// `Applied`.
@@ -104,7 +105,7 @@ pub enum JointRequest {
         /// The participants other than the coordinator, ascending.
         #[serde(deserialize_with = "at_most::<GROUPS_MAX, _, _>")]
         participants: Vec<u32>,
-        /// Their confirmations, in their order.
+        /// The confirmations of these participants, in the same order.
         #[serde(deserialize_with = "at_most::<GROUPS_MAX, _, _>")]
         confirmations: Vec<Proof>,
     },
@@ -132,7 +133,8 @@ pub enum JointReply {
     Decided {
         /// The decision.
         decision: JointDecision,
-        /// The other participants that have not all confirmed a commit.
+        /// The participants other than the coordinator, if not all of them have confirmed a commit;
+        /// otherwise empty.
         #[serde(deserialize_with = "at_most::<GROUPS_MAX, _, _>")]
         unconfirmed: Vec<u32>,
     },

@@ -49,8 +49,8 @@ pub enum Access {
 pub struct KeyDescription {
     /// The rights.
     pub access: Access,
-    /// The time from which the key has no rights, in seconds since 1970 (UTC); `None` if there is
-    /// none.
+    /// The time from which the key has no rights, in seconds since 1970 (UTC); `None` if the key
+    /// does not expire.
     pub expires_s: Option<u64>,
 }
 
@@ -80,7 +80,7 @@ impl KeyDescription {
     /// Returns the description with these bytes.
     ///
     /// # Errors
-    /// `Damaged` or `InvalidInput` if they are not those of a description.
+    /// `Damaged` or `InvalidInput` if the bytes are not a valid description.
     pub fn decode(bytes: &[u8]) -> Result<KeyDescription> {
         let description: KeyDescription = decode(bytes)?;
         match description.reason_against(bytes) {

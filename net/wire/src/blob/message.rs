@@ -12,7 +12,7 @@ use crate::bounded::at_most;
 use crate::encoding::{decode_first, encode};
 
 /// The version of the protocol. A server that is not one of several groups refuses clients of
-/// another one.
+/// another version.
 pub const PROTOCOL: u32 = 1;
 /// The largest data of one read, of one part of an upload, and of one part of a long reply, in
 /// bytes.
@@ -67,7 +67,7 @@ pub enum Request {
     },
     /// Begins a snapshot of the latest state. The reply is `Begun`.
     Begin,
-    /// Ends a snapshot. The reply is `Done`, also if there is none of this number.
+    /// Ends a snapshot. The reply is `Done`, also if no snapshot has this number.
     End(SnapshotId),
     /// Reads bytes. The reply is `Data`.
     Read {
@@ -113,13 +113,12 @@ pub enum Request {
         #[serde(with = "serde_bytes")]
         data: Vec<u8>,
     },
-    /// Removes an upload, or a long reply. The reply is `Done`, also if there is none of this
-    /// number.
+    /// Removes an upload, or a long reply. The reply is `Done`, also if none has this number.
     Discard(TransferId),
     /// Commits a transaction. The reply is `Committed` or `Refused`.
     Commit(Transaction),
-    /// Commits a transaction whose encoding was uploaded, and ends the upload. The replies are
-    /// those of `Commit`.
+    /// Commits a transaction whose encoding was uploaded, and ends the upload. The reply is
+    /// `Committed` or `Refused`.
     CommitUploaded(TransferId),
     /// Asks for a part of a long reply. The reply is `Data`, with at most [`DATA_BYTES_MAX`] bytes.
     Fetch {
@@ -148,7 +147,7 @@ pub enum Request {
     /// transaction is committed. Parts are sent in order, and the first one, at 0, begins anew. The
     /// reply is `Done`.
     WriteExtent {
-        /// The upload. Its number is that of no other upload of the client.
+        /// The upload. No other upload of the client has its number.
         upload: TransferId,
         /// The position of the part.
         offset: u64,
@@ -157,7 +156,7 @@ pub enum Request {
         data: Vec<u8>,
     },
     /// Commits a transaction, the data of some of whose operations was sent before, and ends these
-    /// uploads. The replies are those of `Commit`.
+    /// uploads. The reply is `Committed` or `Refused`.
     CommitWritten {
         /// The transaction.
         transaction: Transaction,
@@ -247,7 +246,7 @@ pub enum Reply {
     Done,
     /// Bytes. For a read they are fewer than requested only at the end of the blob.
     Data(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// The attributes of a blob; `None` if there is none of this name.
+    /// The attributes of a blob; `None` if no blob has this name.
     Stat(Option<BlobStat>),
     /// Names of blobs with their attributes, in ascending order.
     Names {
@@ -273,7 +272,7 @@ pub enum Reply {
     Unknown,
     /// The request failed.
     Failed(Failure),
-    /// The first position with data, in bytes; `None` if there is none up to the end of the blob.
+    /// The first position with data, in bytes; `None` if no data follows up to the end of the blob.
     Position(Option<u64>),
     /// The counters of the server.
     Counters(Box<StoreCounters>),
@@ -298,7 +297,7 @@ impl Reply {
         data
     }
 
-    /// Returns the encoding. That of data is made in its buffer.
+    /// Returns the encoding. The encoding of data is made in the buffer of the data.
     pub fn into_encoding(self) -> Vec<u8> {
         match self {
             Reply::Data(mut data) => {

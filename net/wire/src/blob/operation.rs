@@ -201,7 +201,7 @@ pub struct Transaction {
     pub id: Option<TransactionId>,
     /// Whether the commit was sent before, and may have been performed.
     pub is_repeated: bool,
-    /// The state that was read; `None` if nothing was.
+    /// The state that was read; `None` if nothing was read.
     pub snapshot: Option<Version>,
     /// The reads. The transaction is refused if a later commit has changed a part of it.
     #[serde(deserialize_with = "at_most::<READS_MAX, _, _>")]

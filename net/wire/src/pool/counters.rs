@@ -78,8 +78,8 @@ impl OperationKind {
 pub struct RequestCounters {
     /// The complete requests by kind, in the order of [`OperationKind::ALL`].
     pub requests: [u64; OPERATION_KINDS],
-    /// Those that have failed. Errors that programs expect, such as that of the creation of a file
-    /// that exists, count, too; a look-up of a missing name is no error.
+    /// The requests, by kind, that have failed. Errors that programs expect count, too, such as the
+    /// creation of a file that exists; the lookup of a missing name is not an error.
     pub errors: [u64; OPERATION_KINDS],
     /// The bytes of file data in replies.
     pub read_bytes: u64,
@@ -139,8 +139,8 @@ impl From<[u64; 4]> for DirectCounters {
     }
 }
 
-/// The connections of a daemon to the other daemons. The bytes are those of the messages with their
-/// frames, without the headers of the network.
+/// The connections of a daemon to the other daemons. The bytes include the frames of the messages,
+/// and not the headers of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct NetworkCounters {
     /// The bytes that were sent.

@@ -19,7 +19,8 @@ impl From<NodeId> for FileId {
     }
 }
 
-/// Identifies a member of a pool: one daemon. Identifiers are not reused.
+/// Identifies a member of a pool: a part of its names and data, which one daemon serves.
+/// Identifiers are not reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MemberId(pub u16);
 
@@ -82,7 +83,7 @@ pub struct Node {
     pub is_named: bool,
     /// The size in bytes; of a symbolic link the length of its target.
     pub size_bytes: u64,
-    /// Whether the data of the file is inline. This is false for ever when it was false once.
+    /// Whether the data of the file is inline. Once this is false, it stays false.
     pub is_inline: bool,
     /// The time of the last change of the data.
     pub modified: Stamp,

@@ -65,7 +65,7 @@ pub struct Settings {
     pub size_bytes: Option<u64>,
     /// The modification time.
     pub modified: Option<Stamp>,
-    /// Remove the set-id bits that a write by an ordinary user removes.
+    /// Whether to remove the set-id bits that a write by an ordinary user removes.
     pub drops_set_id: bool,
 }
 
@@ -369,7 +369,7 @@ pub struct Mark {
 pub enum Reply<'a> {
     /// The operation was done.
     Done,
-    /// The entry of a name, or `None` if there is none.
+    /// The entry of a name, or `None` if the name does not exist.
     Found(Option<Node>),
     /// The attributes of a node.
     Node(Node),

@@ -1,4 +1,4 @@
-//! The requests between members of a pool. All have results of [`Reply`](super::Reply).
+//! The requests between members of a pool. The result of each is a [`Reply`](super::Reply).
 
 use serde::{Deserialize, Serialize};
 
@@ -116,7 +116,7 @@ pub enum PeerRequest<'a> {
     EndTransaction {
         /// The transaction.
         transaction: TransactionId,
-        /// Whether it is carried out.
+        /// Whether the transaction is committed.
         is_committed: bool,
     },
     /// Returns whether a transaction of this member was committed: `Reply::Committed`.
@@ -124,8 +124,8 @@ pub enum PeerRequest<'a> {
         /// The transaction.
         transaction: TransactionId,
     },
-    /// Sets the group that new entries of a directory get, or `None` for that of their creator:
-    /// `Reply::Done`. Sent to all members.
+    /// Sets the group that new entries of a directory get, or `None` for the group of their
+    /// creator: `Reply::Done`. Sent to all members.
     SetDirGroup {
         /// The directory.
         dir: FileId,
@@ -145,7 +145,7 @@ pub enum PeerRequest<'a> {
         /// The files.
         files: Vec<FileId>,
     },
-    /// Cuts the chunks of a file on this member: `Reply::Done`.
+    /// Truncates the chunks of a file on this member: `Reply::Done`.
     TruncateChunks {
         /// The file.
         id: FileId,

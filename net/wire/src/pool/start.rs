@@ -25,10 +25,10 @@ pub struct DaemonSettings {
     pub key: [u8; 32],
     /// The number of the daemon.
     pub daemon: DaemonId,
-    /// The members that it runs at first.
+    /// The members that the daemon runs at first.
     pub members: Vec<MemberId>,
-    /// The number in the name of the directory with its data: its own one, or that of an earlier
-    /// daemon of the node, whose data it takes over.
+    /// The number in the name of the directory with the data: the daemon's own number, or the
+    /// number of an earlier daemon of the node, whose data it takes over.
     pub storage: DaemonId,
     /// The name of its node in messages.
     pub host: String,
@@ -45,7 +45,7 @@ pub struct DaemonSettings {
     pub listen: Listen,
     /// Whether the data that daemons send to each other is encrypted.
     pub encrypts: bool,
-    /// The compression of the data that members send to each other.
+    /// The compression of the data that daemons send to each other.
     pub compression: Compression,
     /// The filter of its events, if `QUELL_LOG` was set for the program that starts it. `None`
     /// stands for `QUELL_LOG` of the node.
@@ -77,10 +77,10 @@ pub enum Listen {
     },
 }
 
-/// The compression of the data that members send to each other.
+/// The compression of the data that daemons send to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Compression {
-    /// None.
+    /// No compression.
     #[default]
     None,
     /// LZ4: the fastest.

@@ -1,10 +1,10 @@
-//! The check of a master image: whether its tables are intact, whether its entries are those of a
-//! tree, and the changes that make them one.
+//! The check of a master image, and its repair. The check finds whether the tables are intact and
+//! the entries form a tree. The repair changes entries so that they form a tree.
 //!
-//! All entries are read once, in the order of their keys ([`scan`]). The memory depends on the
-//! number of directories and of files with several names, and has about 10 bytes for each inode.
-//! The repairs ([`repair`]) remove no inode: a directory or file without a name gets one in the
-//! directory `/quell-found`.
+//! All entries are read once, in the order of their keys ([`scan`]). The check needs memory for
+//! each directory and each file with several names, and about 10 bytes for each inode. The repairs
+//! ([`repair`]) remove no inode: a directory or file without a name gets one in the directory
+//! `/quell-found`.
 
 mod problem;
 mod repair;
@@ -18,8 +18,8 @@ use crate::image::Image;
 pub use problem::{Checked, Problem, ProblemKind};
 pub use tables::check_tables;
 
-/// Checks the entries of an image, passes each problem to `report`, and corrects those that can be
-/// if `repairs` is set.
+/// Checks the entries of an image, and passes each problem to `report`. If `repairs` is set, the
+/// problems that can be corrected are corrected.
 ///
 /// # Errors
 /// `Damaged` if a table cannot be read; the errors of files and commits.

@@ -5,13 +5,13 @@
 pub enum ProblemKind {
     /// A table that the image or a snapshot has does not exist.
     MissingTable,
-    /// A table is not the one that the image or a snapshot has.
+    /// A table does not match its description in the image or in a snapshot.
     DamagedTable,
-    /// The value of a key is not an entry, or one that the key cannot have.
+    /// The value of a key is not an entry, or it is an entry that the key cannot have.
     BadEntry,
-    /// Two places have an inode of the same number.
+    /// Two keys have inodes with the same number.
     InodeTwice,
-    /// An inode has a number that the store would give to another one.
+    /// An inode has a number that the store has not assigned yet, and would assign to a new inode.
     InodeNumber,
     /// A directory has entries or a name, but no inode.
     MissingInode,
@@ -23,8 +23,9 @@ pub enum ProblemKind {
     SecondName,
     /// A directory is below itself.
     Cycle,
-    /// A directory states another place than that of its name.
-    WrongPlace,
+    /// The inode of a directory does not state the parent directory and the name of the entry that
+    /// refers to it.
+    WrongParent,
     /// An inode has a wrong number of links.
     WrongLinks,
 }
@@ -42,7 +43,7 @@ impl ProblemKind {
         ProblemKind::NoName,
         ProblemKind::SecondName,
         ProblemKind::Cycle,
-        ProblemKind::WrongPlace,
+        ProblemKind::WrongParent,
         ProblemKind::WrongLinks,
     ];
 
@@ -59,7 +60,7 @@ impl ProblemKind {
             ProblemKind::NoName => "no-name",
             ProblemKind::SecondName => "second-name",
             ProblemKind::Cycle => "cycle",
-            ProblemKind::WrongPlace => "wrong-place",
+            ProblemKind::WrongParent => "wrong-parent",
             ProblemKind::WrongLinks => "wrong-links",
         }
     }
@@ -81,8 +82,8 @@ impl ProblemKind {
 pub struct Problem {
     /// The kind.
     pub kind: ProblemKind,
-    /// The directory and the name of the entry with the problem. The empty name is the inode of the
-    /// directory. `None` for a table.
+    /// The directory and the name of the entry with the problem. The empty name stands for the
+    /// inode of the directory. `None` for a table.
     pub entry: Option<(u64, Vec<u8>)>,
     /// A description.
     pub detail: String,
@@ -98,7 +99,7 @@ impl Problem {
     }
 }
 
-/// The sizes of the tree that a check has read.
+/// The numbers of inodes in the tree that a check has read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Checked {
     /// The number of directories.

@@ -13,7 +13,7 @@ use crate::key::{Key, split};
 
 /// The directory for directories and files without names.
 const FOUND: &[u8] = b"quell-found";
-/// The number of names that are tried for an entry of it.
+/// The number of names that are tried for an entry of this directory.
 const ATTEMPTS: usize = 1000;
 /// The number of entries that are changed at a time.
 const CHANGES_AT_A_TIME: usize = 1000;
@@ -78,7 +78,7 @@ impl<'a> Repair<'a> {
         (self.report)(&Problem::of_entry(kind, dir, name, detail));
     }
 
-    /// Keeps the name of a directory that its inode states, or the first one.
+    /// Of several names of a directory, keeps the one that its inode states, or else the first one.
     fn second_names(&mut self) {
         for (number, mut other) in std::mem::take(&mut self.scan.second_names) {
             let dir = self.scan.dirs.entry(number).or_default();
@@ -131,8 +131,8 @@ impl<'a> Repair<'a> {
         self.changes.insert(Key::of_dir(number), Some(Entry::Inode(inode)));
     }
 
-    /// Removes one name of each cycle of directories, which then get names in the directory for
-    /// entries without names.
+    /// Breaks each cycle of directories: a directory in it loses its name, and then gets a name in
+    /// the directory for entries without names.
     fn cycles(&mut self) {
         let mut above = self.scan.above();
         let mut reaches_end: HashSet<u64> = HashSet::new();
@@ -173,7 +173,8 @@ impl<'a> Repair<'a> {
             self.scan.dirs.entry(found).or_default().subdirs += 1;
             let dir = self.scan.dirs.entry(number).or_default();
             dir.named = Some((found, name.clone()));
-            // The repair of the place follows, without another report.
+            // The inode is corrected here, so that its stated parent and name are not reported
+            // again.
             if let Some((stated, _)) = &mut dir.stated {
                 *stated = place(found, &name);
             }
@@ -243,7 +244,7 @@ impl<'a> Repair<'a> {
         Ok(())
     }
 
-    /// Corrects the places that directories state.
+    /// Corrects the parents and names that the inodes of directories state.
     fn places(&mut self) -> Result<()> {
         let is_wrong = |(number, dir): &(&u64, &Dir)| {
             let expected = match &dir.named {
@@ -256,7 +257,7 @@ impl<'a> Repair<'a> {
         let wrong: Vec<u64> = self.scan.dirs.iter().filter(is_wrong).map(|(number, _)| *number).collect();
         for number in wrong {
             self.report(
-                ProblemKind::WrongPlace,
+                ProblemKind::WrongParent,
                 number,
                 b"",
                 format!("directory {number} states another place"),
@@ -283,7 +284,7 @@ impl<'a> Repair<'a> {
         }
     }
 
-    /// Sets the numbers of links of directories, which other repairs change, too.
+    /// Sets the numbers of links of directories. Other repairs change them, too.
     fn set_links(&mut self) -> Result<()> {
         let wrong = |(number, dir): (&u64, &Dir)| {
             let (_, stated) = dir.stated?;
@@ -297,7 +298,7 @@ impl<'a> Repair<'a> {
         Ok(())
     }
 
-    /// Returns a directory with the changes until now.
+    /// Returns the inode of a directory with the changes so far.
     fn dir_inode(&self, number: u64) -> Result<Inode> {
         let key = Key::of_dir(number);
         let found = match self.changes.get(&key) {

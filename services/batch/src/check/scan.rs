@@ -10,15 +10,15 @@ use crate::entry::{Content, Entry, Inode, LINKED, ROOT};
 use crate::image::Image;
 use crate::key::split;
 
-/// What the entries of an image state about its directories and files.
+/// The directories and files of an image, as its entries describe them.
 #[derive(Default)]
 pub(super) struct Scan {
     pub(super) dirs: BTreeMap<u64, Dir>,
     /// The files whose inodes are in the directory of linked inodes.
     pub(super) linked: BTreeMap<u64, Linked>,
-    /// The names of embedded files that state another number of links than 1.
+    /// The names of files that are not linked inodes, but state another number of links than 1.
     pub(super) wrong_links: Vec<(u64, Vec<u8>)>,
-    /// The names of directories that have another name before.
+    /// The second and later names of directories, with the inode numbers of the directories.
     pub(super) second_names: Vec<(u64, (u64, Vec<u8>))>,
     /// The largest inode number.
     pub(super) last_inode: u64,
@@ -30,10 +30,10 @@ pub(super) struct Scan {
 /// A directory.
 #[derive(Default)]
 pub(super) struct Dir {
-    /// The place that its inode states, as the number of the directory above and the hash of the
-    /// name, and its number of links.
+    /// The number of the parent directory and the hash of the name, as the inode states them, and
+    /// the stated number of links.
     pub(super) stated: Option<((u64, u64), u32)>,
-    /// Its name.
+    /// The number of the parent directory, and the name there.
     pub(super) named: Option<(u64, Vec<u8>)>,
     /// The number of directories that have a name in it.
     pub(super) subdirs: u32,
@@ -48,7 +48,7 @@ pub(super) struct Linked {
     pub(super) names: u32,
 }
 
-/// Returns a place, as a directory states it.
+/// Returns a parent directory and the hash of a name in it, in the form of `Dir::stated`.
 pub(super) fn place(dir: u64, name: &[u8]) -> (u64, u64) {
     (dir, xxh3_64(name))
 }
@@ -69,7 +69,7 @@ impl Scan {
             };
             let noted = match Entry::decode(value) {
                 Ok(entry) => self.note(dir, name, &entry),
-                Err(_) => Err((ProblemKind::BadEntry, "the bytes are no entry".to_owned())),
+                Err(_) => Err((ProblemKind::BadEntry, "the bytes are not an encoded entry".to_owned())),
             };
             if let Err((kind, detail)) = noted {
                 report(&Problem::of_entry(kind, dir, name, detail));
@@ -131,7 +131,7 @@ impl Scan {
         }
     }
 
-    /// Notes the number of an inode.
+    /// Records the number of an inode. Fails if another inode has this number.
     fn number(&mut self, number: u64) -> Result<(), (ProblemKind, String)> {
         self.last_inode = self.last_inode.max(number);
         match self.numbers.insert(number) {

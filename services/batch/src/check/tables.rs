@@ -15,8 +15,9 @@ use crate::key::split;
 use crate::table::{BlockCache, Table};
 use crate::table_ref::TableRef;
 
-/// Checks the tables of the image in `store` and of the snapshots of its open batches, and passes
-/// each problem to `report`. The image is not opened, because that fails if a table is missing.
+/// Checks the tables of the image in `store`, of the snapshots of its open batches, and of prepared
+/// batches, and passes each problem to `report`. The image is not opened, because that fails if a
+/// table is missing.
 ///
 /// # Errors
 /// `NotFound` or `Damaged` if the store has no image.
@@ -30,7 +31,8 @@ pub fn check_tables(
     let mut checked = BTreeSet::new();
     let snapshots = open.flat_map(|batch| &batch.snapshot);
     let conflicts = batches.iter().flat_map(BatchRecord::conflict_tables);
-    for table in image.iter().chain(snapshots).chain(conflicts) {
+    let prepared = batches.iter().flat_map(BatchRecord::prepared_tables);
+    for table in image.iter().chain(snapshots).chain(conflicts).chain(prepared) {
         if !checked.insert(table.number) {
             continue;
         }

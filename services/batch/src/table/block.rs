@@ -8,20 +8,20 @@ use crate::entry::damaged;
 /// A block is ended when its entries have this many bytes. A larger entry has a block of its own.
 pub(super) const BLOCK_BYTES: usize = 8 << 10;
 /// The largest block, in bytes, before compression.
-pub(super) const BLOCK_BYTES_MAX: usize = 1 << 20;
-/// The largest key, in bytes: that of a name of 255 bytes.
-pub(super) const KEY_BYTES_MAX: usize = 8 + 255;
+pub(crate) const BLOCK_BYTES_MAX: usize = 1 << 20;
+/// The largest key, in bytes: the number of a directory, and a name of 255 bytes.
+pub(crate) const KEY_BYTES_MAX: usize = 8 + 255;
 
 /// Collects the entries of one block.
 #[derive(Debug, Default)]
-pub(super) struct BlockBuilder {
+pub(crate) struct BlockBuilder {
     bytes: Vec<u8>,
     last_key: Vec<u8>,
 }
 
 impl BlockBuilder {
     /// Adds an entry. Its key must be greater than the last one.
-    pub(super) fn add(&mut self, key: &[u8], value: &[u8]) {
+    pub(crate) fn add(&mut self, key: &[u8], value: &[u8]) {
         let shared = match self.bytes.is_empty() {
             true => 0,
             false => self.last_key.iter().zip(key).take_while(|(a, b)| a == b).count(),
@@ -36,7 +36,7 @@ impl BlockBuilder {
     }
 
     /// Returns the size of the entries, in bytes.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.bytes.len()
     }
 
@@ -45,29 +45,39 @@ impl BlockBuilder {
         &self.last_key
     }
 
-    /// Appends the compressed block to `into` and begins the next block. Returns the size before
-    /// compression, in bytes. A block that does not become smaller is stored as it is.
-    pub(super) fn finish(&mut self, into: &mut Vec<u8>) -> usize {
-        let raw_bytes = self.bytes.len();
-        let start = into.len();
-        into.resize(start + lz4_flex::block::get_maximum_output_size(raw_bytes), 0);
-        let stored = lz4_flex::block::compress_into(&self.bytes, &mut into[start..]);
-        match stored {
-            Ok(stored) if stored < raw_bytes => into.truncate(start + stored),
-            _ => {
-                into.truncate(start);
-                into.extend_from_slice(&self.bytes);
-            }
-        }
+    /// Returns the entries.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Returns the entries.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
+    /// Begins the next block.
+    pub(super) fn clear(&mut self) {
         self.bytes.clear();
-        raw_bytes
+    }
+}
+
+/// Appends a compressed block to `into`. A block that does not become smaller is stored as it is.
+pub(super) fn compress(block: &[u8], into: &mut Vec<u8>) {
+    let start = into.len();
+    into.resize(start + lz4_flex::block::get_maximum_output_size(block.len()), 0);
+    match lz4_flex::block::compress_into(block, &mut into[start..]) {
+        Ok(stored) if stored < block.len() => into.truncate(start + stored),
+        _ => {
+            into.truncate(start);
+            into.extend_from_slice(block);
+        }
     }
 }
 
 /// Decompresses a block.
 ///
 /// # Errors
-/// `Damaged` if it does not have `raw_bytes`.
+/// `Damaged` if the decompressed block is not `raw_bytes` long.
 pub(super) fn decompress(stored: Vec<u8>, raw_bytes: usize) -> Result<Vec<u8>> {
     if stored.len() == raw_bytes {
         return Ok(stored);
@@ -122,6 +132,16 @@ impl BlockCursor {
     }
 }
 
+/// Returns the entries of a decompressed block.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn entries_of_block(block: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let (mut cursor, mut entries) = (BlockCursor::default(), Vec::new());
+    while let Some((key, value)) = cursor.next(block)? {
+        entries.push((key.to_vec(), value.to_vec()));
+    }
+    Ok(entries)
+}
+
 /// Appends a number in seven-bit groups, the lowest first.
 pub(super) fn put_varint(into: &mut Vec<u8>, mut number: usize) {
     while number >= 0x80 {
@@ -131,7 +151,8 @@ pub(super) fn put_varint(into: &mut Vec<u8>, mut number: usize) {
     into.push(number as u8);
 }
 
-/// Removes a number of at most 28 bits from the front of `from`. `None` if there is none.
+/// Removes a number of at most 28 bits from the front of `from`. `None` if `from` does not begin
+/// with such a number.
 pub(super) fn take_varint(from: &mut &[u8]) -> Option<usize> {
     let mut number = 0;
     for shift in [0, 7, 14, 21] {

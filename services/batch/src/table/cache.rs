@@ -1,4 +1,4 @@
-//! The decompressed blocks of tables that were read last.
+//! A cache of the decompressed blocks of tables that were read last.
 
 use std::sync::{Arc, Mutex};
 
@@ -36,7 +36,7 @@ impl std::fmt::Debug for BlockCache {
 }
 
 impl BlockCache {
-    /// Returns a block of a table, which `read` reads if it is not kept.
+    /// Returns a block of a table. If it is not in the cache, `read` reads it.
     pub(super) fn get(
         &self,
         table: u64,

@@ -1,5 +1,5 @@
-//! The filter of a table: a Bloom filter that tells for most keys without an entry that they have
-//! none.
+//! The filter of a table: a Bloom filter, which shows for most keys without an entry that the table
+//! does not have them.
 
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -6,8 +6,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::entry::damaged;
 
+/// The length of the header of a file of blocks.
+pub(crate) const HEADER_BYTES: usize = 16;
 /// The first bytes of a table, with the version of the format.
-pub(super) const HEADER: [u8; 16] = *b"QUELL TABLE 1\0\0\0";
+pub(super) const HEADER: [u8; HEADER_BYTES] = *b"QUELL TABLE 1\0\0\0";
 /// The length of the last part of a table.
 pub(super) const TRAILER_BYTES: u64 = 32;
 /// The largest footer, in bytes.
@@ -60,11 +62,11 @@ impl Footer {
     /// Returns the length and the checksum of the footer from a trailer.
     ///
     /// # Errors
-    /// `Damaged` if it is no trailer of a table with `file_bytes`.
+    /// `Damaged` if `trailer` is not the trailer of a table of `file_bytes`.
     pub(super) fn length(trailer: &[u8; TRAILER_BYTES as usize], file_bytes: u64) -> Result<(usize, u64)> {
         let number = |at: usize| u64::from_le_bytes(trailer[at..at + 8].try_into().expect("8 bytes"));
         let (length, checksum) = (number(0), number(8));
-        let room = file_bytes.saturating_sub(TRAILER_BYTES + HEADER.len() as u64);
+        let room = file_bytes.saturating_sub(TRAILER_BYTES + HEADER_BYTES as u64);
         if trailer[24..] != TRAILER_MAGIC || length > room || length > FOOTER_BYTES_MAX {
             return Err(damaged("the end of a table"));
         }
@@ -74,7 +76,7 @@ impl Footer {
     /// Decodes a footer, and checks that its parts fill a file of `file_bytes`.
     ///
     /// # Errors
-    /// `Damaged` if not.
+    /// `Damaged` if they do not, or the footer does not have its checksum or its format.
     pub(super) fn decode(bytes: &[u8], checksum: u64, file_bytes: u64) -> Result<Footer> {
         let broken = || damaged("the footer of a table");
         if xxh3_64(bytes) != checksum {
@@ -85,7 +87,7 @@ impl Footer {
             Ok((footer, [])) => footer,
             _ => return Err(broken()),
         };
-        let mut end = HEADER.len() as u64;
+        let mut end = HEADER_BYTES as u64;
         for block in &footer.blocks {
             let is_bounded = block.raw_bytes as usize <= super::block::BLOCK_BYTES_MAX;
             if !is_bounded || block.stored_bytes > block.raw_bytes {
@@ -103,7 +105,7 @@ impl Footer {
     }
 }
 
-/// Corrects the checksums of a table: those of its blocks, of its filter and of its footer.
+/// Corrects the checksums of the blocks, the filter and the footer of a table.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn reseal(table: &mut Vec<u8>) {
     let Some(end) = table.len().checked_sub(TRAILER_BYTES as usize) else { return };
@@ -111,7 +113,7 @@ pub(crate) fn reseal(table: &mut Vec<u8>) {
     let Ok((length, _)) = Footer::length(trailer, table.len() as u64) else { return };
     let footer_at = end - length;
     if let Ok((mut footer, [])) = postcard::take_from_bytes::<Footer>(&table[footer_at..end]) {
-        let mut at = HEADER.len();
+        let mut at = HEADER_BYTES;
         for block in &mut footer.blocks {
             let block_end = at.saturating_add(block.stored_bytes as usize).min(footer_at);
             block.checksum = xxh3_64(&table[at..block_end]);

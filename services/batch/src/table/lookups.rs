@@ -25,7 +25,7 @@ impl TableLookups {
     }
 
     /// Returns the value of a key, or `None` if the table has none. An empty value is a removal.
-    /// The key must be greater than that of the look-up before.
+    /// The key must be greater than the key of the previous look-up.
     ///
     /// # Errors
     /// `Damaged`; the errors of read(2).
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn look_ups_of_ascending_keys_find_the_same_as_single_look_ups() {
-        // Several blocks. Of three keys, the table has one.
+        // Several blocks. The table has every third key.
         let key = |number: u64| format!("{:08}", number * 3).into_bytes();
         let mut random = 1_u64;
         let mut next = |below: u64| {

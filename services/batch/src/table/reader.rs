@@ -11,11 +11,22 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::block::{BlockCursor, decompress};
 use super::cache::BlockCache;
 use super::filter;
-use super::footer::{BlockInfo, Footer, HEADER, TRAILER_BYTES};
+use super::footer::{BlockInfo, Footer, HEADER, HEADER_BYTES, TRAILER_BYTES};
 use crate::entry::damaged;
 
-/// The largest filter that is read, in bytes. A table with a larger one is read without it.
+/// The largest filter that is read, in bytes. A table with a larger filter is read without the
+/// filter.
 const FILTER_BYTES_MAX: u64 = 256 << 20;
+
+/// Makes the entries of a block from the decompressed block of the file.
+pub(crate) trait BlockDecoder: std::fmt::Debug + Send + Sync {
+    /// Returns the block in the form that a table has.
+    ///
+    /// # Errors
+    /// `Damaged` if the bytes do not have their format, or the block would be larger than
+    /// [`BLOCK_BYTES_MAX`](super::BLOCK_BYTES_MAX) and one entry.
+    fn decode(&self, stored: &[u8]) -> Result<Vec<u8>>;
+}
 
 /// An open table. Its file is not trusted: everything that is read from it is checked against
 /// checksums and limits, and a change of the file makes reads fail.
@@ -28,6 +39,8 @@ pub struct Table {
     /// The offset of each block in the file.
     offsets: Vec<u64>,
     filter: OnceLock<Vec<u8>>,
+    /// Decodes the decompressed blocks of a file that stores them in another form.
+    decoder: Option<Box<dyn BlockDecoder>>,
     /// Distinguishes the tables of a process in the cache.
     number: u64,
     cache: Arc<BlockCache>,
@@ -37,21 +50,46 @@ impl Table {
     /// Opens the table in `file`.
     ///
     /// # Errors
-    /// `Damaged` if it is no table, or its footer does not have `checksum`; the errors of read(2).
+    /// `Damaged` if it is not a table, or its footer does not have `checksum`; the errors of
+    /// read(2).
     pub fn open(file: File, checksum: Option<u64>, cache: Arc<BlockCache>) -> Result<Table> {
+        Table::open_file(file, HEADER, None, checksum, cache)
+    }
+
+    /// Opens a file of blocks that `decoder` decodes, as the table of these entries.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub(crate) fn open_encoded(
+        file: File,
+        header: [u8; HEADER_BYTES],
+        decoder: Box<dyn BlockDecoder>,
+        checksum: Option<u64>,
+        cache: Arc<BlockCache>,
+    ) -> Result<Table> {
+        Table::open_file(file, header, Some(decoder), checksum, cache)
+    }
+
+    fn open_file(
+        file: File,
+        expected_header: [u8; HEADER_BYTES],
+        decoder: Option<Box<dyn BlockDecoder>>,
+        checksum: Option<u64>,
+        cache: Arc<BlockCache>,
+    ) -> Result<Table> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let failed = |cause| Error::from_io(cause, "read a table", "");
         let file_bytes = file.metadata().map_err(failed)?.len();
         let mut trailer = [0; TRAILER_BYTES as usize];
-        let Some(trailer_at) = file_bytes.checked_sub(TRAILER_BYTES + HEADER.len() as u64) else {
+        let Some(trailer_at) = file_bytes.checked_sub(TRAILER_BYTES + HEADER_BYTES as u64) else {
             return Err(damaged("a table"));
         };
-        let mut header = [0; HEADER.len()];
+        let mut header = [0; HEADER_BYTES];
         read_exact(&file, &mut header, 0)?;
-        if header != HEADER {
+        if header != expected_header {
             return Err(damaged("the beginning of a table"));
         }
-        read_exact(&file, &mut trailer, trailer_at + HEADER.len() as u64)?;
+        read_exact(&file, &mut trailer, trailer_at + HEADER_BYTES as u64)?;
         let (footer_bytes, found) = Footer::length(&trailer, file_bytes)?;
         if checksum.is_some_and(|checksum| checksum != found) {
             let source = Some("the table is not the one that the image names".into());
@@ -60,7 +98,7 @@ impl Table {
         let mut bytes = vec![0; footer_bytes];
         read_exact(&file, &mut bytes, file_bytes - TRAILER_BYTES - footer_bytes as u64)?;
         let footer = Footer::decode(&bytes, found, file_bytes)?;
-        let offsets = footer.blocks.iter().scan(HEADER.len() as u64, |end, block| {
+        let offsets = footer.blocks.iter().scan(HEADER_BYTES as u64, |end, block| {
             let start = *end;
             *end += u64::from(block.stored_bytes);
             Some(start)
@@ -74,6 +112,7 @@ impl Table {
             footer_bytes: footer_bytes as u64,
             offsets,
             filter: OnceLock::new(),
+            decoder,
             number,
             cache,
         })
@@ -122,7 +161,8 @@ impl Table {
         Ok(None)
     }
 
-    /// Returns the block that has the entry of a key, if the table has one. `None`: it has none.
+    /// Returns the only block that can have the entry of a key. `None` if the table does not have
+    /// the key.
     ///
     /// # Errors
     /// `Damaged`; the errors of read(2).
@@ -166,7 +206,7 @@ impl Table {
         }
         let mut filter = vec![0; bytes as usize];
         let last = self.footer.blocks.last().zip(self.offsets.last());
-        let at = last.map_or(HEADER.len() as u64, |(block, at)| at + u64::from(block.stored_bytes));
+        let at = last.map_or(HEADER_BYTES as u64, |(block, at)| at + u64::from(block.stored_bytes));
         read_exact(&self.file, &mut filter, at)?;
         if xxh3_64(&filter) != self.footer.filter_checksum {
             return Err(damaged("the filter of a table"));
@@ -178,7 +218,25 @@ impl Table {
         self.cache.get(self.number, index, || self.read_block(index))
     }
 
+    /// Reads the whole file, and compares the blocks and the filter with their checksums.
+    ///
+    /// # Errors
+    /// `Damaged`; the errors of read(2).
+    pub(crate) fn check_file(&self) -> Result<()> {
+        (0..self.footer.blocks.len()).try_for_each(|index| self.read_stored(index).map(drop))?;
+        self.check_filter()
+    }
+
     fn read_block(&self, index: usize) -> Result<Vec<u8>> {
+        let block = self.read_stored(index)?;
+        match &self.decoder {
+            Some(decoder) => decoder.decode(&block),
+            None => Ok(block),
+        }
+    }
+
+    /// Returns a block of the file, decompressed but not decoded.
+    fn read_stored(&self, index: usize) -> Result<Vec<u8>> {
         let BlockInfo { stored_bytes, raw_bytes, checksum, .. } = self.footer.blocks[index];
         let mut stored = vec![0; stored_bytes as usize];
         read_exact(&self.file, &mut stored, self.offsets[index])?;

@@ -23,9 +23,9 @@ pub(super) struct DirAccess {
     pub(super) may_change_names: bool,
 }
 
-/// The accesses that were computed. The owner of a directory has access to it also if its mode
-/// denies it, unless others have changed the mode since the snapshot: the batch may have changed it
-/// in between.
+/// The accesses that were computed so far. The owner of a directory has access even if the mode
+/// denies it, unless others have changed the mode since the snapshot: the batch may have changed
+/// the mode for a time.
 pub(super) struct Accesses<'a> {
     record: &'a BatchRecord,
     snapshot: &'a TableSet,

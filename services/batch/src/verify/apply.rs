@@ -115,7 +115,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Corrects the links of a new directory into which a directory of the snapshot is not moved.
+    /// Corrects the links of a new directory if the move of a directory of the snapshot into it is
+    /// refused.
     pub(super) fn uncount_refused(&mut self, facts: &Facts) {
         if let Some((dir, _)) = facts.added.first().filter(|(dir, _)| self.numbers.contains(*dir)) {
             *self.subdirs.entry(*dir).or_default() -= 1;

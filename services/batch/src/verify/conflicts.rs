@@ -17,13 +17,13 @@ pub(super) struct ConflictOutput {
 }
 
 impl ConflictOutput {
-    /// Returns an output for the conflicts of a batch, or of a part, before which there are `count`
-    /// others.
+    /// Returns an output for the conflicts of a batch, or of a part. Earlier parts have `count`
+    /// conflicts.
     pub(super) fn new(files: Arc<dyn TableFiles>, batch: u64, count: u64) -> ConflictOutput {
         ConflictOutput { count, out: Output::new(files, first_conflicts_of_batch(batch)) }
     }
 
-    /// Returns the number of conflicts, with those of earlier parts.
+    /// Returns the number of conflicts, including the conflicts of earlier parts.
     pub(super) fn count(&self) -> u64 {
         self.count
     }

@@ -7,7 +7,7 @@ use super::pass::Pass;
 use super::refusal::refused;
 use super::state::{ExistingDir, RemovedName};
 use crate::batch::ConflictReason;
-use crate::certificate::PreImage;
+use crate::certificate::{PreImage, ProofForm};
 use crate::entry::{Entry, Inode, LINKED};
 use crate::key::Key;
 
@@ -89,7 +89,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Notes a new name of an inode of the snapshot.
+    /// Records a new name of an inode of the snapshot.
     pub(super) fn existing_inode_named(&mut self, dir: u64, name: &[u8], entry: &Entry) -> Result<()> {
         let facts = self.facts.entry(entry.inode_number()).or_default();
         facts.added.push((self.merged.in_image(dir), name.to_vec()));
@@ -104,6 +104,10 @@ impl Pass<'_> {
 
     pub(super) fn end_existing_dir(&mut self) -> Result<()> {
         let Some(ended) = self.dir.take() else { return Ok(()) };
+        if self.submission.certificate.form == ProofForm::Log {
+            // The operations were executed on the snapshot itself.
+            return Ok(());
+        }
         let found = ended.pre_image.finish(ended.dir);
         let stated = self.submission.certificate.dirs.get(self.certified);
         self.certified += 1;
@@ -127,7 +131,8 @@ impl Pass<'_> {
                 DirAccess { may_change_names: false, .. } => Some(ConflictReason::Denied),
                 _ => None,
             };
-            // The group that the directory has given to new entries, then or now.
+            // The group that new entries inherit from the directory, in the snapshot or in the
+            // current image.
             const SET_GROUP_ID: u32 = 0o2000;
             let before = dir_in(self.submission.snapshot, dir)?;
             let could_change = before.as_ref().is_some_and(|before| {
@@ -157,7 +162,7 @@ impl Pass<'_> {
                 self.inode_after(after)?;
             }
             None => self.facts.entry(dir).or_default().is_removed = true,
-            _ => return Err(refused("the inode of a directory is none")),
+            _ => return Err(refused("the value for the inode of a directory is not an inode")),
         }
         self.facts.entry(dir).or_default().before = Some(before);
         Ok(())
@@ -181,7 +186,7 @@ impl Pass<'_> {
             }
             Some(Entry::Inode(after)) if after.number == number => self.inode_after(after)?,
             None if before.is_some() => self.facts.entry(number).or_default().is_removed = true,
-            _ => return Err(refused("a linked inode is none")),
+            _ => return Err(refused("the value for a linked inode is not an inode")),
         }
         if let Some(Entry::Inode(before)) = before {
             self.facts.entry(number).or_default().before = Some(before);
@@ -189,7 +194,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Notes the inode of the snapshot as the batch leaves it.
+    /// Records the state in which the batch leaves an inode of the snapshot.
     fn inode_after(&mut self, inode: Inode) -> Result<()> {
         if self.numbers.contains(inode.number) {
             return Err(refused("a new inode is in the place of one of the snapshot"));

@@ -1,5 +1,5 @@
-//! The decision whether a new directory and that of an earlier part become one, and the entries of
-//! such a directory.
+//! Decides whether a new directory is merged with a directory of an earlier part, and adds the
+//! entries of merged directories.
 
 use quell_vfs::{Kind, Result};
 
@@ -51,7 +51,8 @@ impl Pass<'_> {
         }
         if let Entry::Dir { inode } = entry {
             *self.subdirs.entry(target).or_default() += 1;
-            // Its inode was read before, and states the directory of this part.
+            // The inode of the subdirectory was read before, and states the directory of this part
+            // as parent.
             if inode < dir {
                 let moved = self.dir_inode(inode)?;
                 let content = Content::Parent { dir: target, name: name.to_vec() };

@@ -3,8 +3,8 @@
 use crate::batch::ConflictReason;
 use crate::entry::{Content, Inode};
 
-/// Returns the inode with the changes of both sides, except the number of names, which is that of
-/// `current`.
+/// Returns the inode with the changes of both sides, except the number of names and the times,
+/// which are taken from `current`.
 ///
 /// # Errors
 /// `AttributeChanged` if both have changed one field to different values.
@@ -17,11 +17,8 @@ pub(super) fn merge(before: &Inode, current: &Inode, batch: &Inode) -> Result<In
         gid: field(&before.gid, &current.gid, &batch.gid)?,
         links: current.links,
         size_bytes,
-        modified: match batch.modified == before.modified {
-            true => current.modified,
-            false => current.modified.max(batch.modified),
-        },
-        changed: current.changed.max(batch.changed),
+        modified: current.modified,
+        changed: current.changed,
         content,
         xattrs: field(&before.xattrs, &current.xattrs, &batch.xattrs)?,
     })
@@ -31,7 +28,7 @@ pub(super) fn merge(before: &Inode, current: &Inode, batch: &Inode) -> Result<In
 fn data(before: &Inode, current: &Inode, batch: &Inode) -> Result<(Content, u64), ConflictReason> {
     let of = |inode: &Inode| (inode.content.clone(), inode.size_bytes);
     let merged = field(&of(before), &of(current), &of(batch))?;
-    // Others write to a data file in place, which only its time shows.
+    // Other clients write to a data file in place, so that only its modification time changes.
     let is_written = matches!(before.content, Content::File(_)) && current.modified != before.modified;
     match is_written && of(batch) != of(before) {
         true => Err(ConflictReason::AttributeChanged),

@@ -1,5 +1,5 @@
 //! Directories that a part of a batch and an earlier part of it have created at the same name. They
-//! become one directory, that of the earlier part, which gets the entries of the later one.
+//! become one directory: the directory of the earlier part gets the entries of the later one.
 //!
 //! The rules for the tables of the later part hold for its own directory. Only the output differs:
 //! the keys of the entries have the number of the earlier part's directory. They are collected in
@@ -20,7 +20,7 @@ use crate::table_ref::{TableRef, first_merged_of_batch};
 /// The memory for entries that are not in a table yet, in bytes.
 const MEMORY_BYTES_MAX: usize = 64 << 20;
 
-/// The directories of a part that are merged with those of earlier parts, and their entries.
+/// The directories of a part that are merged with directories of earlier parts, and their entries.
 pub(super) struct MergedDirs {
     /// The directory of an earlier part for each directory of this one.
     targets: HashMap<u64, u64>,
@@ -55,7 +55,7 @@ impl MergedDirs {
         self.sources.get(&target).copied()
     }
 
-    /// Notes that `source` of this part is merged with `target`.
+    /// Records that the directory `source` of this part is merged with `target`.
     pub(super) fn insert(&mut self, source: u64, target: u64) {
         self.targets.insert(source, target);
         self.sources.insert(target, source);
@@ -64,7 +64,7 @@ impl MergedDirs {
     /// Adds an entry of a merged directory.
     ///
     /// # Errors
-    /// Those of files.
+    /// The errors of files.
     pub(super) fn add(&mut self, key: &Key, entry: &Entry) -> Result<()> {
         let value = entry.encode();
         let fits = self.memory.has_space(key.as_bytes(), &value);

@@ -12,8 +12,8 @@
 //! - The changes of inodes of the snapshot are collected, since the names of one inode may be in
 //!   several directories, and merged at the end ([`resolve`]).
 //!
-//! A statement of the certificate that is not true, or a change that no sequence of operations
-//! makes, refuses the whole batch. A change that is in conflict with a change of others since the
+//! The whole batch is refused if a statement of the certificate is not true, or if no sequence of
+//! operations can make a change. A change that is in conflict with a change of others since the
 //! snapshot is left out, and listed.
 
 mod access;
@@ -34,7 +34,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use quell_vfs::{NAME_BYTES_MAX, Result};
 
-use crate::certificate::snapshot_hash;
+use crate::certificate::{ProofForm, snapshot_hash};
 use crate::entry::LINKED;
 use crate::key::split;
 use crate::table_ref::first_table_of_batch;
@@ -61,6 +61,9 @@ pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
     if !is_for_this {
         return Err(refused("the certificate is of another batch"));
     }
+    if certificate.form == ProofForm::Log && !certificate.dirs.is_empty() {
+        return Err(refused("the certificate of a log states directories"));
+    }
     let tables_match = certificate.tables.len() == submission.tables.len()
         && certificate
             .tables
@@ -68,7 +71,7 @@ pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
             .zip(&submission.tables)
             .all(|(stated, found)| stated.entries == found.len() && stated.checksum == found.checksum());
     if !tables_match {
-        return Err(refused("the tables are not those of the certificate"));
+        return Err(refused("the tables do not match the certificate"));
     }
     let mut pass = Pass {
         accesses: Accesses::new(record, submission.snapshot, submission.current.clone(), submission.earlier),

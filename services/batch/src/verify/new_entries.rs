@@ -34,7 +34,8 @@ impl Pass<'_> {
         }
         self.new_name(dir, name, &entry)?;
         if !self.numbers.contains(entry.inode_number()) {
-            // The name of an inode of the snapshot is committed with its other changes.
+            // The name of an inode of the snapshot is committed with the other changes of the
+            // inode.
             return Ok(());
         }
         if let Some(target) = self.merged.target_of(dir) {
@@ -57,12 +58,14 @@ impl Pass<'_> {
     }
 
     fn new_dir_inode(&mut self, dir: u64, entry: &Entry) -> Result<()> {
-        let Entry::Inode(inode) = entry else { return Err(refused("the inode of a directory is none")) };
+        let Entry::Inode(inode) = entry else {
+            return Err(refused("the value for the inode of a directory is not an inode"));
+        };
         let Content::Parent { dir: parent, name } = &inode.content else {
             return Err(refused("the inode of a directory has no directory above"));
         };
         if inode.number != dir || inode.kind()? != Kind::Dir {
-            return Err(refused("the inode of a directory is that of another one"));
+            return Err(refused("the inode of a directory has another number or kind"));
         }
         self.numbers.take(dir)?;
         self.check_limits(inode)?;
@@ -107,9 +110,11 @@ impl Pass<'_> {
 
     /// Checks a new inode with several names.
     pub(super) fn new_linked_inode(&mut self, number: u64, entry: &Entry) -> Result<()> {
-        let Entry::Inode(inode) = entry else { return Err(refused("a linked inode is none")) };
+        let Entry::Inode(inode) = entry else {
+            return Err(refused("the value for a linked inode is not an inode"));
+        };
         if inode.number != number || inode.kind()? == Kind::Dir {
-            return Err(refused("a linked inode is another one"));
+            return Err(refused("a linked inode has another number or kind"));
         }
         self.numbers.take(number)?;
         self.check_limits(inode)?;
@@ -136,8 +141,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Checks the groups of the new inodes: they are those of the user, or of directories of the
-    /// image that give their group to new entries.
+    /// Checks the groups of the new inodes: each is a group of the user, or the group of a
+    /// directory of the image that gives its group to new entries.
     fn check_groups(&self) -> Result<()> {
         let caller = &self.submission.record.caller;
         let is_permitted = |(gid, sets_group): &(u32, bool)| {

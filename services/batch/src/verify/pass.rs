@@ -14,7 +14,7 @@ use super::refusal::refused;
 use super::state::{ExistingDir, Facts, Name, NewDir, NewLinked, Numbers};
 use crate::batch::{BatchRecord, Conflict, ConflictReason, Kept};
 use crate::certificate::Certificate;
-use crate::entry::{Content, Entry, Inode, LINKED, ROOT};
+use crate::entry::{Content, Entry, Inode, LINKED, ROOT, Timestamp};
 use crate::files::TableFiles;
 use crate::key::Key;
 use crate::table::Table;
@@ -23,14 +23,14 @@ use crate::table_set::{SetLookups, TableSet};
 /// A batch, or a part of one, that is to be verified.
 pub(crate) struct Submission<'a> {
     pub(crate) record: &'a BatchRecord,
-    /// The number in the names of entries in conflict: that of the batch, also for a part.
+    /// The number in the names of entries in conflict: the number of the batch, also for a part.
     pub(crate) batch: u64,
-    /// The inode numbers of the parts of the batch that `current` has.
+    /// The inode numbers of the parts of the batch whose changes `current` has.
     pub(crate) earlier: &'a [Range<u64>],
     /// The number of conflicts of these parts.
     pub(crate) conflicts: u64,
     pub(crate) certificate: &'a Certificate,
-    /// The tables that the certificate names, in its order.
+    /// The tables that the certificate names, in the order of the certificate.
     pub(crate) tables: Vec<Arc<Table>>,
     /// The snapshot that the record names.
     pub(crate) snapshot: &'a TableSet,
@@ -38,6 +38,8 @@ pub(crate) struct Submission<'a> {
     pub(crate) current: TableSet,
     /// The random number of the store.
     pub(crate) store: u128,
+    /// The present time.
+    pub(crate) now: Timestamp,
     /// The directory of the image's tables.
     pub(crate) files: Arc<dyn TableFiles>,
 }
@@ -157,7 +159,7 @@ impl Pass<'_> {
         Ok(Some(Kept { dir, name, inode: number }))
     }
 
-    /// Returns a name for an entry in conflict that nothing else has, and its key.
+    /// Returns an unused name for an entry in conflict, and its key.
     fn free_name(&self, dir: u64, name: &[u8]) -> Result<(Vec<u8>, Key)> {
         const ATTEMPTS: u64 = 1000;
         let first = self.conflicts.count() + 1;
@@ -228,7 +230,7 @@ impl Pass<'_> {
         if let Some(Entry::Dir { inode }) = found
             && self.submission.earlier.iter().any(|numbers| numbers.end - 1 == inode)
         {
-            // An earlier part has it.
+            // An earlier part has created it.
             return Ok(inode);
         }
         let is_taken = found.is_some() || self.submitted(&usual_key)?.is_some();
@@ -236,7 +238,7 @@ impl Pass<'_> {
             true => self.free_name(ROOT, &usual)?,
             false => (usual, usual_key),
         };
-        // Its links are computed from those of the current root.
+        // The links of the root are computed from the links of the current root.
         self.dirs.push(ROOT);
         let root = self.dir_inode(ROOT)?;
         let inode = Inode {

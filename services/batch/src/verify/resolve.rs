@@ -1,4 +1,4 @@
-//! The changes of inodes of the snapshot, merged with those that others have made since.
+//! The changes of inodes of the snapshot, merged with the changes that others have made since.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,7 +10,7 @@ use super::pass::Pass;
 use super::refusal::refused;
 use super::state::{Current, Facts, Name, RemovedName, remove_content};
 use crate::batch::ConflictReason;
-use crate::entry::{Content, DEPTH_MAX, Entry, Inode, LINKED, ROOT};
+use crate::entry::{Content, DEPTH_MAX, Entry, Inode, LINKED, ROOT, Timestamp};
 use crate::image::Addition;
 use crate::key::{Key, split};
 use crate::verdict::Verdict;
@@ -25,7 +25,7 @@ struct Changed {
     refusal: Option<(Name, ConflictReason)>,
 }
 
-/// The inodes of the snapshot that remove and that get each name.
+/// For each name, the inode of the snapshot that loses the name, and the inode that gets it.
 #[derive(Debug, Default)]
 struct Names {
     removed_by: HashMap<Key, u64>,
@@ -90,14 +90,16 @@ impl Pass<'_> {
         // The keys are in the order of their directories.
         let mut changed_dirs: Vec<u64> = changed_dirs.collect();
         changed_dirs.dedup();
-        // The changes of existing entries are in a table that is newer than those of the batch.
+        // The changes of existing entries are in a table that is newer than the tables of the
+        // batch.
         self.out.end_table()?;
         for (key, entry) in std::mem::take(&mut self.patch) {
             let value = entry.map_or(Vec::new(), |entry| entry.encode());
             self.out.add(key.as_bytes(), &value)?;
         }
         let mut tables = self.out.finish()?;
-        // No other table of this verification has their keys, except for the newest one.
+        // No other table of this verification has the keys of merged entries, except for the newest
+        // one.
         tables.extend(self.merged.finish()?);
         let mut dirs = std::mem::take(&mut self.dirs);
         dirs.extend(self.accesses.read_dirs());
@@ -111,7 +113,7 @@ impl Pass<'_> {
         })
     }
 
-    /// Returns an inode as the snapshot has it.
+    /// Returns the state of an inode in the snapshot.
     fn before(&self, number: u64, facts: &mut Facts) -> Result<Inode> {
         if let Some(before) = facts.before.take() {
             return Ok(before);
@@ -134,7 +136,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Returns an inode as the current image has it. `None` if it was removed.
+    /// Returns the state of an inode in the current image. `None` if it was removed.
     fn current(&self, number: u64, before: &Inode, facts: &Facts) -> Result<Option<Current>> {
         let image = self.submission.current.clone();
         if before.kind()? == Kind::Dir {
@@ -166,7 +168,7 @@ impl Pass<'_> {
     ) -> Result<Option<(Name, ConflictReason)>> {
         let Facts { removed, added, .. } = &changed.facts;
         let Some(current) = &changed.current else {
-            // An entry that was to be replaced may be gone.
+            // An entry that the batch has replaced may have been removed by others.
             let not_replaced = removed.iter().find(|removed| !removed.is_replaced);
             let name = not_replaced.map(|removed| (removed.dir, removed.name.clone()));
             let name = name.or(added.first().cloned()).or(changed.facts.embedded_at.clone());
@@ -245,8 +247,8 @@ impl Pass<'_> {
         Ok((!is_free).then_some(ConflictReason::Exists))
     }
 
-    /// Refuses the changes that depend on refused ones: of two inodes of which one gets the name of
-    /// the other one, both are renamed or none; and a directory is removed if it becomes empty.
+    /// Refuses the changes that depend on refused ones: if one inode gets the name of another one,
+    /// either both are renamed or neither is; and a directory is removed only if it becomes empty.
     fn refuse_dependent(&mut self, inodes: &mut BTreeMap<u64, Changed>, names: &Names) -> Result<()> {
         loop {
             let mut refused = BTreeMap::new();
@@ -346,10 +348,10 @@ impl Pass<'_> {
         self.check_limits_of_change(before, after)?;
         let mut after = after.clone();
         if let (Content::Parent { dir, name }, Content::Parent { .. }) = (&after.content, &before.content) {
-            // The place of a directory changes with its name.
+            // The stated parent and name of a directory change with its entry.
             let place = (self.merged.in_image(*dir), name.clone());
             if after.content != before.content && facts.added != [place] {
-                return Err(refused("a directory does not state its place"));
+                return Err(refused("the inode of a directory does not state its parent and name"));
             }
             after.content = before.content.clone();
         }
@@ -359,6 +361,11 @@ impl Pass<'_> {
             true => merge(before, &current.inode, after),
             false => Err(ConflictReason::Denied),
         };
+        let merged = merged.map(|merged| {
+            let modified = self.modified(before, after, &current.inode);
+            let changed = self.changed(after, &current.inode);
+            Inode { modified, changed, ..merged }
+        });
         // Others may have withdrawn the permission, or changed the owner, since the snapshot.
         let merged = merged.and_then(|merged| match caller.may_change(&current.inode, &merged) {
             true => Ok(merged),
@@ -378,10 +385,27 @@ impl Pass<'_> {
                 if reason == ConflictReason::Denied {
                     return Ok(current.inode.clone());
                 }
-                let modified = current.inode.modified.max(after.modified);
+                let modified = self.modified(before, after, &current.inode);
                 Ok(Inode { modified, ..current.inode.clone() })
             }
         }
+    }
+
+    /// Returns the time of the last change of the content, after the change of an inode by the
+    /// batch. The owner of an inode can set it to any time, other users only to the present time
+    /// (utimensat(2)).
+    fn modified(&self, before: &Inode, after: &Inode, current: &Inode) -> Timestamp {
+        match after.modified == before.modified {
+            true => current.modified,
+            false if self.submission.record.caller.owns(current) => current.modified.max(after.modified),
+            false => current.modified.max(self.submission.now),
+        }
+    }
+
+    /// Returns the time of the last change of the inode, which no user can set to a time in the
+    /// future.
+    fn changed(&self, after: &Inode, current: &Inode) -> Timestamp {
+        current.changed.max(after.changed.min(self.submission.now))
     }
 
     /// Returns whether the caller can reach an inode whose attributes or content the batch has
@@ -410,19 +434,19 @@ impl Pass<'_> {
 
     fn check_limits_of_change(&self, before: &Inode, after: &Inode) -> Result<()> {
         if before.kind()? != after.kind()? || before.number != after.number {
-            return Err(refused("a node has become another one"));
+            return Err(refused("the kind or the inode number of a node has changed"));
         }
         let is_size_changed = before.size_bytes != after.size_bytes;
         let is_symlink_changed = before.kind()? == Kind::Symlink && before.content != after.content;
         if is_symlink_changed || before.kind()? != Kind::File && is_size_changed {
             return Err(refused("the content of a node that is no file has changed"));
         }
-        // A batch copies such a content before it changes the size.
+        // A batch copies a content in a file before it changes the size.
         if is_size_changed && before.content == after.content && after.content.is_in_file() {
-            return Err(refused("a file of others has another size"));
+            return Err(refused("the size of a file was changed without a copy of its content"));
         }
         match before.content == after.content {
-            // A data file of an earlier batch, or a file of the adopted tree.
+            // The content may be a data file of an earlier batch, or a file of the adopted tree.
             true => self.check_limits(&Inode { content: self.checked_content(after)?, ..after.clone() }),
             false => self.check_limits(after),
         }
@@ -465,7 +489,7 @@ impl Pass<'_> {
         Ok(None)
     }
 
-    /// Returns the directory that contains a directory that is new, or that is not moved.
+    /// Returns the directory that contains a directory which is new, or which is not moved.
     fn dir_above(&self, dir: u64) -> Result<u64> {
         if self.numbers.contains(dir) {
             let named = self.new_dirs.get(&dir).and_then(|dir| dir.named);
@@ -473,7 +497,7 @@ impl Pass<'_> {
         }
         match self.submission.current.entry(&Key::of_dir(dir))? {
             Some(Entry::Inode(Inode { content: Content::Parent { dir, .. }, .. })) => Ok(dir),
-            // Others have removed it, so nothing is moved into it.
+            // Others have removed the directory, so nothing is moved into it.
             _ => Ok(ROOT),
         }
     }
@@ -495,7 +519,7 @@ impl Pass<'_> {
     }
 }
 
-/// Checks that the changes of an inode are those of a sequence of operations.
+/// Checks that a sequence of operations can make the changes of an inode.
 fn check_shape(before: &Inode, facts: &Facts) -> Result<()> {
     if before.kind()? != Kind::Dir {
         return Ok(());

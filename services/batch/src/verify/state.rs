@@ -14,11 +14,11 @@ use crate::entry::{Content, Inode};
 pub(super) struct ExistingDir {
     pub(super) dir: u64,
     pub(super) pre_image: PreImage,
-    /// The reason for which names in it cannot be changed.
+    /// The reason for which names in the directory cannot be changed.
     pub(super) refusal: Option<ConflictReason>,
 }
 
-/// The inode numbers of a batch, and which of them were found.
+/// The inode numbers of a batch, and a bit for each of them that was found.
 pub(super) struct Numbers {
     range: Range<u64>,
     used: u64,
@@ -42,7 +42,7 @@ impl Numbers {
         self.range.contains(&number)
     }
 
-    /// Notes that an inode with this number was found.
+    /// Records that an inode with this number was found.
     pub(super) fn take(&mut self, number: u64) -> Result<()> {
         let index = number.wrapping_sub(self.range.start);
         if index >= self.used {
@@ -56,7 +56,7 @@ impl Numbers {
         Ok(())
     }
 
-    /// Returns whether the last one of the numbers that the batch states was found.
+    /// Returns whether an inode with the last number that the batch states was found.
     pub(super) fn is_last_found(&self) -> bool {
         match self.used.checked_sub(1) {
             Some(last) => self.found[(last / 64) as usize] & 1 << (last % 64) != 0,
@@ -68,10 +68,10 @@ impl Numbers {
 /// A directory that the batch has created.
 #[derive(Debug, Default)]
 pub(super) struct NewDir {
-    /// Its inode, as its own entry states it: the directory above, the hash of the name there, and
-    /// the number of links.
+    /// The statements of its inode: the parent directory, the hash of the name there, and the
+    /// number of links.
     pub(super) stated: Option<(u64, u64, u32)>,
-    /// The directory and the hash of the name where it was found.
+    /// The directory in which its name was found, and the hash of this name.
     pub(super) named: Option<(u64, u64)>,
     /// The number of its subdirectories.
     pub(super) subdirs: u32,
@@ -93,7 +93,7 @@ pub(super) struct NewLinked {
 pub(super) struct Facts {
     /// The inode in the snapshot.
     pub(super) before: Option<Inode>,
-    /// The inode as the batch leaves it, if it has changed.
+    /// The state in which the batch leaves the inode, if it has changed it.
     pub(super) after: Option<Inode>,
     /// The name in the snapshot at which the inode was embedded, if the batch has not removed it.
     pub(super) embedded_at: Option<Name>,
@@ -121,7 +121,7 @@ pub(super) struct RemovedName {
 #[derive(Debug)]
 pub(super) struct Current {
     pub(super) inode: Inode,
-    /// The name at which it is embedded.
+    /// The name at which the inode is embedded.
     pub(super) embedded_at: Option<Name>,
     /// Whether the inode has its content and its extended attributes.
     pub(super) is_whole: bool,

@@ -1,6 +1,6 @@
 //! Stores in memory and in temporary directories.
 
-// Each test program uses a part of this file.
+// Each test program uses only a part of this file.
 #![allow(dead_code)]
 
 pub mod operations;
@@ -12,8 +12,8 @@ use std::sync::{Arc, RwLock};
 
 use quell_batch_service::{
     BatchCaller, BatchRecord, BatchState, Certificate, Conflict, Content, DataChange, Entry, FIRST_INODE,
-    Found, Image, InitialEntries, Inode, InodeChange, Key, MEMORY_BYTES, NameSpace, Names, NewBatch, NewNode,
-    NewPart, Place, Primary, PrivateEntries, ROOT, TableDir, TableFiles,
+    FoundNode, Image, InitialEntries, Inode, InodeChange, Key, MEMORY_BYTES, NameSpace, Names, NewBatch,
+    NewNode, NewPart, Place, Primary, PrivateEntries, ProofForm, ROOT, TableDir, TableFiles,
 };
 use quell_kv::MemoryStore;
 use quell_vfs::{Kind, NewEntry, Result, Time};
@@ -24,15 +24,26 @@ pub const USER: u32 = 1000;
 pub const NEW: NewEntry = NewEntry { permissions: 0o755, uid: USER, gid: USER };
 pub const FILE: NewEntry = NewEntry { permissions: 0o644, uid: USER, gid: USER };
 
+/// Returns the form in which the batches of this test program are submitted. `with_certificates.rs`
+/// repeats the tests of other programs with the other form.
+pub fn proof_form() -> ProofForm {
+    match env!("CARGO_CRATE_NAME") {
+        "with_certificates" => ProofForm::Certificate,
+        _ => ProofForm::Log,
+    }
+}
+
 /// A store in memory and a temporary directory, with its primary server.
 pub struct Fixture {
     pub primary: Primary,
     pub directory: tempfile::TempDir,
     /// The memory of the private name spaces, in bytes.
     pub memory_bytes: usize,
+    /// The form in which batches are submitted.
+    pub form: ProofForm,
 }
 
-/// A batch that is open.
+/// An open batch.
 pub struct Open {
     pub record: BatchRecord,
     pub names: RwLock<Names<PrivateEntries>>,
@@ -45,15 +56,20 @@ impl Fixture {
         let store = Arc::new(MemoryStore::new());
         Image::create(&*store, 7, NEW, NOW).unwrap();
         let files = Arc::new(tables(&directory.path().join("image")));
-        Fixture { primary: Primary::open(store, files).unwrap(), directory, memory_bytes: MEMORY_BYTES }
+        Fixture {
+            primary: Primary::open(store, files).unwrap(),
+            directory,
+            memory_bytes: MEMORY_BYTES,
+            form: proof_form(),
+        }
     }
 
-    /// A store that begins with the root directory and with these files of it.
+    /// Returns a new store whose root directory has these files.
     pub fn beginning_with(inodes: &[(&str, Inode)]) -> Fixture {
         let directory = tempfile::tempdir().unwrap();
         let store = Arc::new(MemoryStore::new());
         let files = Arc::new(tables(&directory.path().join("image")));
-        // So little memory that each entry becomes a temporary table.
+        // There is so little memory that each entry becomes a temporary table.
         let mut initial = InitialEntries::new(files.clone(), 0);
         let root = file_inode(ROOT, Content::Parent { dir: ROOT, name: Vec::new() });
         let root = Inode { mode: 0o040_755, links: 2, size_bytes: 0, ..root };
@@ -63,7 +79,12 @@ impl Fixture {
         initial.add(&Key::of_dir(ROOT), &Entry::Inode(root)).unwrap();
         let next = FIRST_INODE + inodes.len() as u64;
         Image::create_with(&*store, 7, initial.finish(next).unwrap()).unwrap();
-        Fixture { primary: Primary::open(store, files).unwrap(), directory, memory_bytes: MEMORY_BYTES }
+        Fixture {
+            primary: Primary::open(store, files).unwrap(),
+            directory,
+            memory_bytes: MEMORY_BYTES,
+            form: proof_form(),
+        }
     }
 
     pub fn master(&self) -> Arc<dyn NameSpace> {
@@ -82,7 +103,7 @@ impl Fixture {
         Ok(Open { record, names: RwLock::new(names), files })
     }
 
-    /// Begins a batch whose changes are those of its parts.
+    /// Begins a batch that consists of parts.
     pub fn begin_for_parts(&self, is_atomic: bool) -> BatchRecord {
         let caller = BatchCaller { uid: USER, gid: USER, groups: Vec::new() };
         let new = NewBatch { name: "job".into(), caller, subtree: ROOT, is_atomic };
@@ -128,7 +149,7 @@ impl Fixture {
         found
     }
 
-    /// Checks that the image is whole.
+    /// Checks that the image is intact.
     pub fn check(&self, text: &str) {
         let mut problems = Vec::new();
         self.primary.check(false, &mut |problem| problems.push(problem.clone())).unwrap();
@@ -141,7 +162,8 @@ impl Fixture {
 
     pub fn certificate(&self, batch: &Open) -> Certificate {
         let names = batch.names.read().unwrap();
-        names.0.submit(self.primary.store_number(), &batch.record, &*batch.files, 0).unwrap()
+        let store = self.primary.store_number();
+        names.0.submit(store, &batch.record, &*batch.files, self.form, 0).unwrap()
     }
 
     pub fn conflicts(&self, batch: &Open) -> Vec<Conflict> {
@@ -182,7 +204,7 @@ pub fn tables(path: &Path) -> UnsyncedFiles {
     UnsyncedFiles { dir: TableDir::new(OwnedFd::from(File::open(path).unwrap())), path: path.to_owned() }
 }
 
-/// The tables in a directory, without fsync(2), which would be most of the time of the tests.
+/// The tables in a directory, without fsync(2), which would take most of the time of the tests.
 pub struct UnsyncedFiles {
     dir: TableDir,
     path: PathBuf,
@@ -227,11 +249,11 @@ pub fn make_dir(names: &dyn NameSpace, dir: u64, name: &str) -> u64 {
     names.create(dir, name.as_bytes(), NewNode::Dir, NEW, NOW).unwrap().inode.number
 }
 
-pub fn make_file(names: &dyn NameSpace, dir: u64, name: &str) -> Found {
+pub fn make_file(names: &dyn NameSpace, dir: u64, name: &str) -> FoundNode {
     names.create(dir, name.as_bytes(), NewNode::File, FILE, NOW).unwrap()
 }
 
-pub fn write(names: &dyn NameSpace, file: &Found, bytes: &[u8]) {
+pub fn write(names: &dyn NameSpace, file: &FoundNode, bytes: &[u8]) {
     names.change((file.inode.number, &file.place), &content(bytes), LATER).unwrap();
 }
 
@@ -251,7 +273,7 @@ pub fn tree(names: &dyn NameSpace) -> Vec<String> {
             .unwrap();
         for name in found {
             let node = names.lookup(dir, &name).unwrap().unwrap();
-            let path = format!("{path}/{}", String::from_utf8(name.clone()).unwrap());
+            let path = format!("{path}/{}", String::from_utf8_lossy(&name));
             if node.inode.kind().unwrap() == Kind::Dir {
                 assert_eq!(names.parent(node.inode.number).unwrap(), (dir, name), "{path}");
                 dirs.push((node.inode.number, path));
@@ -259,7 +281,7 @@ pub fn tree(names: &dyn NameSpace) -> Vec<String> {
             }
             let mode = node.inode.mode & 0o7777;
             let content = match &node.inode.content {
-                Content::Inline(bytes) => String::from_utf8(bytes.clone()).unwrap(),
+                Content::Inline(bytes) => String::from_utf8_lossy(bytes).into_owned(),
                 Content::Empty => String::new(),
                 other => format!("{other:?}"),
             };
@@ -270,7 +292,7 @@ pub fn tree(names: &dyn NameSpace) -> Vec<String> {
     lines
 }
 
-/// Returns the change to a content.
+/// Returns the change that writes this content.
 pub fn content(bytes: &[u8]) -> InodeChange {
     let writes = vec![(0, bytes.to_vec())];
     let size_bytes = Some(bytes.len() as u64);

@@ -6,7 +6,7 @@ use quell_vfs::{Error, ErrorKind, Kind, Rename, Result, SetXattr};
 
 use super::{FILE, LATER, NEW, NOW, content};
 
-/// One operation, by paths.
+/// An operation with paths.
 #[derive(Debug, Clone)]
 pub enum Operation {
     Create(String, NewNode),
@@ -32,7 +32,7 @@ fn at<'a>(names: &dyn NameSpace, path: &'a str) -> Result<(u64, &'a [u8])> {
 }
 
 impl Operation {
-    /// Returns the operation with all paths below a directory.
+    /// Returns the same operation with all paths below a directory.
     pub fn below(self, dir: &str) -> Operation {
         let below = |path: String| format!("{dir}/{path}");
         match self {

@@ -1,4 +1,4 @@
-//! Extents in the files of a directory. docs/formats/blob.md draws the file of an extent.
+//! Extents in the files of a directory. docs/formats/blob.md describes the file of an extent.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -23,8 +23,8 @@ const FOOTER_BYTES: usize = 32;
 /// The number of files that are kept open.
 const OPEN_FILES_MAX: NonZeroUsize = NonZeroUsize::new(128).unwrap();
 
-/// Free space of the file system, in bytes, below which no extent is written: commits that delete
-/// blobs need some of it.
+/// No extent is written if the file system has less free space than this, in bytes: commits that
+/// delete blobs need some space.
 const RESERVE_BYTES: u64 = 64 << 20;
 
 /// Extents in the files of a directory, one directory for each epoch of the store.
@@ -54,7 +54,7 @@ impl ExtentDir {
         }
     }
 
-    /// Returns the directory of an epoch, which is created if it does not exist.
+    /// Returns the directory of an epoch, and creates it if it does not exist.
     fn epoch_dir(&self, epoch: u64) -> Result<Arc<dyn WritableDir>> {
         let mut last = lock(&self.epoch);
         if let Some((last, dir)) = &*last
@@ -167,7 +167,7 @@ fn file_name(id: ExtentId) -> Vec<u8> {
     format!("{:x}", number_in_epoch(id.0)).into_bytes()
 }
 
-/// Returns the number that a name of a directory or file stands for.
+/// Returns the number that the name of a directory or file represents.
 fn number(name: &[u8]) -> Option<u64> {
     let number = u64::from_str_radix(std::str::from_utf8(name).ok()?, 16).ok()?;
     (format!("{number:x}").as_bytes() == name).then_some(number)
@@ -201,7 +201,7 @@ fn read_footer(file: Box<dyn OpenFile>, id: ExtentId) -> Result<OpenExtent> {
         && length_bytes <= EXTENT_BYTES_MAX as u64
         && size_bytes == length_bytes + blocks * 8 + FOOTER_BYTES as u64;
     if !is_valid {
-        return Err(damaged(id, "its footer is not that of this extent"));
+        return Err(damaged(id, "the footer belongs to another extent"));
     }
     let mut bytes = vec![0; (blocks * 8) as usize + FOOTER_BYTES];
     read_exact(&*file, &mut bytes, length_bytes, id)?;
@@ -213,7 +213,8 @@ fn read_footer(file: Box<dyn OpenFile>, id: ExtentId) -> Result<OpenExtent> {
     Ok(OpenExtent { file, length_bytes, checksums: checksums.collect() })
 }
 
-/// Compares blocks with their checksums. All blocks are whole, except the last one of the extent.
+/// Compares blocks with their checksums. All blocks are complete, except the last block of the
+/// extent.
 fn check_blocks(open: &OpenExtent, id: ExtentId, blocks: &[u8], first: u64) -> Result<()> {
     for (index, block) in blocks.chunks(BLOCK_BYTES).enumerate() {
         let number = first as usize + index;

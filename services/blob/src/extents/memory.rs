@@ -8,8 +8,8 @@ use quell_vfs::{Error, ErrorKind, Result};
 
 use super::{ExtentId, Extents};
 
-/// Extents in memory. A clone is independent: a simulation uses a clone as the storage of the
-/// process that is started after another one was killed.
+/// Extents in memory. A clone is independent: a simulation uses a clone as the storage of the next
+/// process after a crash.
 #[derive(Debug, Default)]
 pub struct MemoryExtents(Mutex<BTreeMap<ExtentId, Vec<u8>>>);
 

@@ -10,26 +10,26 @@ use quell_vfs::Result;
 
 pub use crate::keys::ExtentId;
 
-/// The smallest piece of data that is written as an extent, in bytes. Smaller ones are written into
-/// pages.
+/// The smallest piece of data that is written as an extent, in bytes. Smaller pieces are written
+/// into pages.
 pub const EXTENT_BYTES_MIN: usize = 32 << 10;
 /// The largest length of an extent, in bytes.
 pub const EXTENT_BYTES_MAX: usize = 64 << 20;
 
-/// An extent that is being written. Its memory does not grow with the extent. If the value is
-/// dropped before the end, [`Extents::remove`] removes the part that was written.
+/// An extent that is being written. The memory that it needs does not grow with the extent. If the
+/// value is dropped before the end, [`Extents::remove`] removes the part that was written.
 pub trait ExtentWriter: Send {
     /// Appends data. An extent has at most [`EXTENT_BYTES_MAX`] bytes.
     ///
     /// # Errors
-    /// Those of [`Extents::write`]. No data is appended after an error.
+    /// The errors of [`Extents::write`]. No data is appended after an error.
     fn append(&mut self, data: &[u8]) -> Result<()>;
 
     /// Ends the extent. When the call returns, the data survives all failures that a commit of the
     /// store survives.
     ///
     /// # Errors
-    /// Those of [`Extents::write`].
+    /// The errors of [`Extents::write`].
     fn finish(self: Box<Self>) -> Result<()>;
 }
 
@@ -43,8 +43,8 @@ pub trait Extents: Send + Sync {
     /// `NoSpace`, and the errors of write(2). The extent may exist.
     fn write(&self, id: ExtentId, data: &[u8]) -> Result<()>;
 
-    /// Begins to write an extent whose data is passed in parts, if these extents support it. The
-    /// number is that of no other extent.
+    /// Begins to write an extent whose data is passed in parts, if these extents support it. No
+    /// other extent has had the number.
     fn begin(&self, _id: ExtentId) -> Option<Box<dyn ExtentWriter>> {
         None
     }
@@ -65,7 +65,7 @@ pub trait Extents: Send + Sync {
     /// Removes extents with these lengths in bytes as [`remove`](Extents::remove) does.
     ///
     /// # Errors
-    /// Those of [`remove`](Extents::remove); any of the extents may exist then.
+    /// The errors of [`remove`](Extents::remove); any of the extents may exist then.
     fn remove_all(&self, extents: &[(ExtentId, u64)]) -> Result<()> {
         extents.iter().try_for_each(|(id, _)| self.remove(*id))
     }

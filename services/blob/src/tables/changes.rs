@@ -58,7 +58,7 @@ pub(crate) struct Changes<'a> {
 }
 
 impl<'a> Changes<'a> {
-    /// Returns `base` without changes.
+    /// Returns `base`, without changes so far.
     pub(crate) fn new(base: &'a dyn Tables) -> Changes<'a> {
         Changes { base, set: ChangeSet::default() }
     }

@@ -11,7 +11,7 @@ use quell_wire::blob::Version;
 
 use super::changes::Changed;
 
-/// The memory of a value besides its bytes and its key.
+/// The memory for a value besides its bytes and its key.
 const VALUE_BYTES: u64 = (4 * size_of::<Value>() + 64) as u64;
 
 /// The values that commits have replaced, for each key.
@@ -19,13 +19,15 @@ const VALUE_BYTES: u64 = (4 * size_of::<Value>() + 64) as u64;
 pub(crate) struct History {
     /// For each key, the versions of the commits that changed it, ascending, with the value before.
     keys: BTreeMap<Vec<u8>, VecDeque<(Version, Option<Value>)>>,
-    /// The commits, ascending, with the keys that they changed and the memory that this needs.
+    /// The commits in ascending order, with the keys that they changed and the memory for the
+    /// values of these keys.
     commits: VecDeque<(Version, Vec<Vec<u8>>, u64)>,
     bytes: u64,
 }
 
 impl History {
-    /// Adds the values before a commit, whose version is larger than those of all others.
+    /// Adds the values before a commit, whose version is larger than the versions of all earlier
+    /// commits.
     pub(crate) fn add(&mut self, version: Version, before: Vec<(Vec<u8>, Option<Value>)>) {
         let mut keys = Vec::with_capacity(before.len());
         let mut bytes = 0;
@@ -76,7 +78,7 @@ impl History {
         Some(version)
     }
 
-    /// Forgets the values before the last commit, if it is this one.
+    /// Forgets the values before the last commit, if its version is `version`.
     pub(crate) fn forget_last(&mut self, version: Version) {
         if self.commits.back().is_none_or(|(last, ..)| *last != version) {
             return;
@@ -93,7 +95,8 @@ impl History {
         }
     }
 
-    /// Forgets the values before commits up to `version`: no snapshot of an earlier state exists.
+    /// Forgets the values before commits up to `version`. No snapshot of an earlier state may
+    /// exist.
     pub(crate) fn forget_up_to(&mut self, version: Version) {
         while self.commits.front().is_some_and(|(oldest, ..)| *oldest <= version) {
             self.forget_oldest();

@@ -1,4 +1,4 @@
-//! Read access to ordered keys and values: those of the latest state, of a snapshot, or of a state
+//! Read access to the ordered keys and values of the latest state, of a snapshot, or of a state
 //! with changes that are not committed.
 
 mod changes;
@@ -70,7 +70,7 @@ pub(crate) fn visit_prefix(tables: &dyn Tables, prefix: &[u8], visit: &mut Visit
     visit_range(tables, prefix, &end_of_prefix(prefix), &mut |key, value| visit(key, value).map(|()| true))
 }
 
-/// A function that receives a key and a value, and returns whether it receives more.
+/// A function that receives a key and a value, and returns whether the visit continues.
 type VisitSome<'a> = dyn FnMut(&[u8], &[u8]) -> Result<bool> + 'a;
 /// A function that receives all keys and values.
 type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;

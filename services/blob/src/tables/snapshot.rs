@@ -10,7 +10,8 @@ use super::Tables;
 use super::changes::Merge;
 use crate::versions::Versions;
 
-/// The number of entries that are read before those that a later commit has changed are replaced.
+/// The number of entries that are read at a time, before the entries that a later commit has
+/// changed are replaced.
 const ENTRIES_AT_ONCE: usize = 1024;
 
 /// The state after the commit `version`, for which a snapshot is registered.
@@ -22,8 +23,8 @@ pub(crate) struct SnapshotTables<'a> {
 
 impl Tables for SnapshotTables<'_> {
     fn get(&self, key: &[u8]) -> Result<Option<Value>> {
-        // The store first: a commit adds the values before it to the history, and then writes. If
-        // this value is later than the state, then the history has an entry.
+        // The key-value store is read first: a commit adds the old values to the history, and then
+        // writes. So if this value is later than the state, the history has an entry.
         let latest = self.latest.get(key)?;
         match self.versions.before(key, self.version)? {
             Some(before) => Ok(before),
@@ -41,7 +42,7 @@ impl Tables for SnapshotTables<'_> {
                 latest.push((key.to_vec(), Value::from(value)));
                 latest.len() < ENTRIES_AT_ONCE
             })?;
-            // The part that was scanned ends after the last entry, or at the end.
+            // The part that was scanned ends after the last entry that was read, or at `end`.
             let next = match latest.last() {
                 Some((key, _)) if latest.len() == ENTRIES_AT_ONCE => [key, &[0][..]].concat(),
                 _ => end.to_vec(),

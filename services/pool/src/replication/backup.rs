@@ -1,4 +1,4 @@
-//! A backup of a member: the storage on another daemon, which repeats the changes of the member.
+//! A backup of a member: storage on another daemon, to which the changes of the member are applied.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::chunks::Chunks;
 /// The number of keys that are removed with one commit.
 const KEYS_AT_A_TIME: usize = 4096;
 
-/// A backup of a member. It is used by one thread.
+/// A backup of a member. Only one thread uses it.
 pub struct Backup {
     store: Arc<dyn KeyValue>,
     chunks: Arc<dyn Chunks>,
@@ -36,19 +36,19 @@ impl Backup {
         Backup { store, chunks, stream: None, next: 0, is_complete: false, has_failed: false }
     }
 
-    /// Returns whether the storage has everything that the member had acknowledged.
+    /// Returns whether the storage has all changes that the member has acknowledged.
     pub fn is_complete(&self) -> bool {
         self.is_complete && !self.has_failed
     }
 
-    /// Repeats the changes of a message, which follow it in `changes`. A message that was repeated
+    /// Applies the changes of a message, whose encoding is in `changes`. A message that was applied
     /// before has no effect.
     ///
     /// # Errors
     ///
-    /// `Stale` for a message of another stream, or with another number than the next one;
-    /// `Damaged` if the changes cannot be decoded; errors of the storage. After an error of the
-    /// storage, the backup is not complete any more, and refuses all messages of the stream.
+    /// `Stale` for a message of another stream, or with a number other than the next one; `Damaged`
+    /// if the changes cannot be decoded; errors of the storage. After an error of the storage, the
+    /// backup is not complete any more, and refuses all messages of the stream.
     pub fn apply(&mut self, message: &ReplicaMessage, changes: &[u8]) -> Result<()> {
         if message.number == 0 && self.stream != Some(message.stream) {
             // An older stream ended before the newer one began.
@@ -121,7 +121,7 @@ impl Backup {
         }
     }
 
-    /// Reads data that was written, and compares it.
+    /// Reads the data that was just written, and compares it with `data`.
     fn compare(&self, id: FileId, data: &[u8], offset: u64) -> Result<()> {
         let mut read = vec![0; data.len()];
         let mut done = 0;

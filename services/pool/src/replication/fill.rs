@@ -1,6 +1,6 @@
-//! The copy of everything that a member has to a new backup, in steps. Changes that are made
-//! meanwhile go to the backup in the same order: a step reads the present state, so each key and
-//! each range of data ends with its last value.
+//! Copies the whole storage of a member to a new backup, in steps. Steps and changes that are made
+//! meanwhile are sent to the backup in their order, and a step reads the present state, so each key
+//! and each range of data gets its last value at the end.
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -13,23 +13,23 @@ use quell_wire::pool::{Change, DATA_BYTES_MAX, FileId, KeyChange};
 
 use crate::chunks::Chunks;
 
-/// The size of a step, in bytes, beyond which no further key is added to it.
+/// No further key is added to a step that has this size, in bytes.
 const KEYS_STEP_BYTES: usize = 128 << 10;
-/// The largest number of bytes of data in a step. They are in one local file.
+/// The largest number of bytes of data in a step. All of them are in one local file.
 const DATA_STEP_BYTES: u64 = DATA_BYTES_MAX as u64;
 
 /// The state of the copy.
 pub(super) enum Fill {
     /// The keys after this one are to be copied.
     Keys(Option<Vec<u8>>),
-    /// The data of these files is to be copied, of the first one from this offset on.
+    /// The data of these files is to be copied, beginning at this offset in the first file.
     Data(VecDeque<FileId>, u64),
-    /// Everything was copied.
+    /// All keys and data were copied.
     Done,
 }
 
 impl Fill {
-    /// Returns whether everything was copied.
+    /// Returns whether all keys and data were copied.
     pub fn is_done(&self) -> bool {
         matches!(self, Fill::Done)
     }

@@ -32,21 +32,22 @@ pub(super) struct State {
     pub waiting: Vec<Waker>,
 }
 
-/// A backup, as the member sees it.
+/// The state of a backup that the daemon of the member keeps.
 pub(super) struct Backup {
     pub daemon: DaemonId,
-    /// Distinguishes two backups on one daemon, of which the first was removed.
+    /// Distinguishes a backup from an earlier one on the same daemon, which was removed.
     pub generation: u32,
     /// The changes that are not in a message yet, with their numbers.
     pub queue: VecDeque<(Position, Arc<Vec<u8>>)>,
     /// The last change that the backup has confirmed.
     pub confirmed: Position,
-    /// Whether everything was copied, so that replies wait for the confirmations of the backup.
+    /// Whether all keys and data were copied, so that replies wait for the confirmations of the
+    /// backup.
     pub is_complete: bool,
-    /// The backup has everything that was acknowledged when it has confirmed this change. `None`
+    /// When the backup has confirmed this change, it has all changes that were acknowledged. `None`
     /// before `is_complete`, and after the event was reported.
     pub complete_at: Option<Position>,
-    /// Whether the backup has reported an error. It gets no further changes.
+    /// Whether the backup has reported an error. If so, it gets no further changes.
     pub has_failed: bool,
     /// The task that sends the changes.
     pub sender: Option<Waker>,
@@ -143,7 +144,7 @@ pub(super) struct ReplicatedChunks {
 }
 
 impl ReplicatedChunks {
-    /// Returns the time of the last write, which the change of a file's data has set.
+    /// Returns the time of the last write, which the last change of the file's data has set.
     fn modified(&self, id: FileId) -> Result<Stamp> {
         Ok(self.chunks.state(id)?.map_or_else(Stamp::default, |state| state.modified))
     }

@@ -1,6 +1,6 @@
 //! Replication of a member: the daemon that runs it sends each change of its storage to the daemons
-//! with backups of it, and no reply or request leaves the member before all complete backups have
-//! confirmed the changes that were made before. A backup can therefore replace the storage of the
+//! that have backups of the member. No reply or request leaves the member before all complete
+//! backups have confirmed the earlier changes. A backup can therefore replace the storage of the
 //! member at any time, as if the member had been killed and started again.
 
 mod backup;
@@ -36,21 +36,21 @@ const MESSAGE_BYTES: usize = DATA_BYTES_MAX / 2;
 /// The connections to the daemons with backups.
 pub trait BackupDaemons {
     /// Sends a message of [`Route::Backup`] with its changes, and waits for the confirmation.
-    /// Errors: `Unavailable` and `TimedOut` if it is not known whether the changes were made;
-    /// others if the backup has failed.
+    /// Errors: `Unavailable` and `TimedOut` if it is not known whether the changes were made; other
+    /// errors if the backup has failed.
     fn send(&self, to: DaemonId, message: Vec<u8>) -> LocalBoxFuture<'static, Result<()>>;
 }
 
 /// A change of the state of a backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackupEvent {
-    /// The backup has everything, and replies wait for its confirmations from now on.
+    /// The backup has all changes, and replies wait for its confirmations from now on.
     Complete(DaemonId),
     /// The backup has failed, and gets no further changes.
     Failed(DaemonId),
 }
 
-/// The replication of one member. Cheap to clone through its `Rc`.
+/// The replication of one member.
 pub struct Replication {
     log: Arc<ChangeLog>,
     store: Arc<dyn KeyValue>,
@@ -110,7 +110,7 @@ impl Replication {
     }
 
     /// Sets the end of the time for which this daemon may run the member, by the monotonic clock.
-    /// Replies wait while the time is over.
+    /// After this time, replies wait until a later end is set.
     pub fn set_lease_end(&self, end: Option<Duration>) {
         self.lease_end.set(end);
         self.log.state().wake();
@@ -143,8 +143,8 @@ impl Replication {
         self.lease_end.get().is_none_or(|end| self.clock.monotonic() < end)
     }
 
-    /// Sets the daemons that have backups. Returns tasks that send the changes to the new ones;
-    /// they end when their backup is removed. `session` is the session of the member, and
+    /// Sets the daemons that have backups. Returns tasks that send the changes to the new backups.
+    /// A task ends when its backup is removed. `session` is the session of the member, and
     /// `configuration` the number of the configuration that names the daemons.
     pub fn set_backups(
         self: &Rc<Replication>,
@@ -191,7 +191,7 @@ impl Replication {
         tasks
     }
 
-    /// Sends again the messages that could not be sent. Called about once a second.
+    /// Sends again the messages that could not be sent. Must be called about once a second.
     pub fn retry(&self) {
         self.retrying.take().into_iter().for_each(Waker::wake);
         // The lease may have ended or begun.
@@ -203,8 +203,8 @@ impl Replication {
         self.events.take()
     }
 
-    /// Sends everything that the member has, and all further changes, to a backup.
-    /// Each message begins with `header`, its number and the number of its changes.
+    /// Sends the whole storage of the member, and all further changes, to a backup. Each message
+    /// begins with `header`, its number and the number of its changes.
     async fn feed(self: Rc<Replication>, to: DaemonId, header: ReplicaMessage) {
         let stream = header.stream;
         let mut fill = Fill::Keys(None);
@@ -216,7 +216,7 @@ impl Replication {
             let Some((message, position, is_complete)) = self.next_message(to, header).await else {
                 return;
             };
-            // The next part of the copy is read while the backup makes these changes.
+            // The next part of the copy is read while the backup applies these changes.
             let delivered = self.deliver(to, stream.1, message);
             let (is_delivered, is_filled) = join(delivered, self.fill_queue(&mut fill, to, stream.1)).await;
             if !is_delivered || !is_filled {
@@ -228,7 +228,7 @@ impl Replication {
             backup.confirmed = position;
             if is_complete {
                 backup.is_complete = true;
-                // The changes until now were acknowledged without waiting for this backup.
+                // The changes so far were acknowledged without waiting for this backup.
                 backup.complete_at = Some(last);
             }
             if backup.complete_at.is_some_and(|last| position >= last) {
@@ -268,9 +268,9 @@ impl Replication {
         self.log.state().backup(to, generation).is_some_and(|backup| backup.queue.is_empty())
     }
 
-    /// Waits for changes in the queue of a backup, and takes those of the next message, which
-    /// begins with `header` and their number. Returns the message, the last position in it, and
-    /// whether the last change is `Complete`; `None` if the backup was removed.
+    /// Waits for changes in the queue of a backup, and takes the changes for the next message,
+    /// which begins with `header` and the number of changes. Returns the message, the last position
+    /// in it, and whether the last change is `Complete`; `None` if the backup was removed.
     async fn next_message(
         &self,
         to: DaemonId,
@@ -340,7 +340,7 @@ impl Replication {
         .await;
     }
 
-    /// Notes that a backup has failed. Replies go on waiting for it until it is removed.
+    /// Records that a backup has failed. Replies wait for its confirmations until it is removed.
     fn fail(&self, to: DaemonId, generation: u32) {
         let mut state = self.log.state();
         if let Some(backup) = state.backup(to, generation) {
@@ -351,7 +351,7 @@ impl Replication {
     }
 }
 
-/// Lets the other tasks of the thread make progress.
+/// Yields to the other tasks of the thread once.
 async fn pause() {
     let mut has_paused = false;
     poll_fn(|context| {

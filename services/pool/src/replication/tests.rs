@@ -35,7 +35,7 @@ impl Clock for Fixed {
     }
 }
 
-/// One daemon with a backup, which gets all messages.
+/// A daemon with a backup, to which all messages are applied.
 struct OneDaemon(RefCell<Backup>);
 
 impl BackupDaemons for OneDaemon {
@@ -123,7 +123,7 @@ fn a_new_backup_gets_everything_and_further_changes() {
         executor.spawner().spawn_local(task).unwrap();
     }
     assert!(replication.is_settled(), "replies do not wait for a backup that is not complete");
-    // The copy has begun, and is not complete.
+    // The copy has begun, but is not complete.
     for _ in 0..3 {
         executor.try_run_one();
     }
@@ -158,7 +158,7 @@ fn a_new_backup_gets_everything_and_further_changes() {
     assert!(replication.is_settled(), "a removed backup confirms nothing");
 }
 
-/// A daemon that confirms messages when the test says so.
+/// A daemon that confirms messages when the test completes them.
 #[derive(Default)]
 struct SlowDaemon(RefCell<Vec<oneshot::Sender<Result<()>>>>);
 
@@ -202,7 +202,7 @@ fn a_backup_is_complete_when_it_has_what_was_acknowledged_during_the_copy() {
     assert!(replication.is_settled(), "everything was confirmed when the backup is reported as complete");
 }
 
-/// A daemon with a backup that confirms messages when the test says so.
+/// A daemon with a backup that confirms messages when the test completes them.
 struct SteppedDaemon(OneDaemon, SlowDaemon);
 
 impl BackupDaemons for SteppedDaemon {

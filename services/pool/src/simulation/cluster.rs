@@ -19,18 +19,18 @@ use quell_wire::{Failure, decode, encode};
 
 use super::replicas::{Replicas, SimulatedDaemons};
 use super::storage::{Disk, Life};
-use super::time::{Sleep, World};
+use super::time::{SimulationRuntime, Sleep};
 use crate::replies::into_owned;
 use crate::{ClientCounts, ClientId, Clients, Clock, Environment, Member, Peers, PoolMap, Replication};
 
 pub const CHUNK_BYTES: u32 = 64;
-/// Less than a chunk, so that writes at the beginning of a file are inline and others are not.
+/// The limit is less than a chunk, so that only writes at the beginning of a file are inline.
 pub const INLINE_BYTES_MAX: usize = 40;
 const PARTITIONS: u16 = 16;
 /// The same values as for the connections between daemons.
 const REPLY_LIMIT: Duration = Duration::from_secs(30);
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(5);
-/// How often a wait checks whether a member runs and can be reached.
+/// The interval at which a wait checks whether a member runs and can be reached.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -55,7 +55,7 @@ struct Node {
 
 /// The members of a pool.
 pub struct Cluster {
-    pub world: Rc<World>,
+    pub runtime: Rc<SimulationRuntime>,
     map: PoolMap,
     nodes: Vec<Node>,
     /// Pairs of members that cannot reach each other.
@@ -70,7 +70,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    pub fn start(world: &Rc<World>, members: u16, has_copies: bool) -> Rc<Cluster> {
+    pub fn start(runtime: &Rc<SimulationRuntime>, members: u16, has_copies: bool) -> Rc<Cluster> {
         let ids: Vec<MemberId> = (0..members).map(MemberId).collect();
         let node = |_| Node {
             disk: RefCell::new(Rc::new(Disk::new())),
@@ -78,7 +78,7 @@ impl Cluster {
             running: RefCell::default(),
         };
         let cluster = Rc::new(Cluster {
-            world: Rc::clone(world),
+            runtime: Rc::clone(runtime),
             map: PoolMap::new(PARTITIONS, &ids, CHUNK_BYTES).unwrap(),
             nodes: ids.iter().map(node).collect(),
             disconnected: RefCell::default(),
@@ -119,8 +119,10 @@ impl Cluster {
         let life = Arc::<Life>::default();
         let disk = self.disk(number);
         let (store, chunks) = disk.open(&life);
-        let clock: Rc<dyn Clock> =
-            Rc::new(SimulatedClock { world: Rc::clone(&self.world), offset: Rc::clone(&node.clock_offset) });
+        let clock: Rc<dyn Clock> = Rc::new(SimulatedClock {
+            runtime: Rc::clone(&self.runtime),
+            offset: Rc::clone(&node.clock_offset),
+        });
         let daemons = SimulatedDaemons { cluster: Rc::downgrade(self), from: number };
         let replication = Replication::new(store, chunks, Rc::clone(&clock), Rc::new(daemons));
         let network = Network { cluster: Rc::downgrade(self), from: number, life: Arc::clone(&life) };
@@ -148,19 +150,19 @@ impl Cluster {
             performing: Cell::default(),
         });
         *node.running.borrow_mut() = Some(Rc::clone(&running));
-        let (world, process) = (Rc::clone(&self.world), Rc::clone(&running));
+        let (runtime, process) = (Rc::clone(&self.runtime), Rc::clone(&running));
         let maintain = async move {
             loop {
-                world.sleep(MAINTENANCE_INTERVAL).await;
+                runtime.sleep(MAINTENANCE_INTERVAL).await;
                 process.member.end_waits();
                 process.replication.retry();
-                // Errors are of members that cannot be reached.
+                // Errors are ignored, because members may not be reachable.
                 let (member, sender) = (Rc::clone(&process.member), Rc::clone(&process.member));
-                process.spawn(&world, member.maintain().map(drop));
-                process.spawn(&world, sender.send_times().map(drop));
+                process.spawn(&runtime, member.maintain().map(drop));
+                process.spawn(&runtime, sender.send_times().map(drop));
             }
         };
-        running.spawn(&self.world, maintain);
+        running.spawn(&self.runtime, maintain);
     }
 
     pub fn kill(&self, member: u16) {
@@ -172,7 +174,7 @@ impl Cluster {
     /// Stops a process for a while.
     pub fn stop(&self, member: u16, duration: Duration) {
         if let Some(running) = self.running(member) {
-            running.stopped_until.set(self.world.now() + duration);
+            running.stopped_until.set(self.runtime.now() + duration);
         }
     }
 
@@ -210,17 +212,17 @@ impl Cluster {
     }
 
     pub fn delay(&self) -> Duration {
-        let world = &self.world;
-        match world.below(if self.loses.get() { 100 } else { 50 }) {
-            0 => world.below_time(Duration::from_millis(500)),
+        let runtime = &self.runtime;
+        match runtime.below(if self.loses.get() { 100 } else { 50 }) {
+            0 => runtime.below_time(Duration::from_millis(500)),
             // A request can arrive after its sender has abandoned it.
-            99 => world.below_time(Duration::from_secs(45)),
-            _ => world.below_time(Duration::from_micros(500)),
+            99 => runtime.below_time(Duration::from_secs(45)),
+            _ => runtime.below_time(Duration::from_micros(500)),
         }
     }
 
     pub fn is_lost(&self) -> bool {
-        self.loses.get() && self.world.one_in(60)
+        self.loses.get() && self.runtime.one_in(60)
     }
 
     /// Sends a request of one start of a member to another member. If it has no reply and can be
@@ -233,7 +235,7 @@ impl Cluster {
         request: Vec<u8>,
         is_repeatable: bool,
     ) -> Result<Vec<u8>> {
-        let given_up = self.world.now() + REPLY_LIMIT;
+        let given_up = self.runtime.now() + REPLY_LIMIT;
         loop {
             let sent = Rc::clone(&self).call(from, Arc::clone(&life), to, request.clone(), given_up);
             match sent.await {
@@ -242,9 +244,9 @@ impl Cluster {
                         && self.has_copies
                         && is_repeatable
                         && life.is_alive()
-                        && self.world.now() < given_up =>
+                        && self.runtime.now() < given_up =>
                 {
-                    self.world.sleep(LOOK_INTERVAL).await;
+                    self.runtime.sleep(LOOK_INTERVAL).await;
                 }
                 reply => return reply,
             }
@@ -261,29 +263,29 @@ impl Cluster {
         given_up: Duration,
     ) -> Result<Vec<u8>> {
         let failed = |kind| Err(Error::new(kind, "call", to.to_string()));
-        let world = Rc::clone(&self.world);
-        let unreachable = world.now() + UNREACHABLE_AFTER;
+        let runtime = Rc::clone(&self.runtime);
+        let unreachable = runtime.now() + UNREACHABLE_AFTER;
         let receiver = loop {
             let running = self.running(to);
-            // The requests for a member that is moving wait.
+            // Requests to a member that is moving wait.
             let is_moving = running.as_ref().is_some_and(|running| running.is_released.get());
             if let Some(receiver) = running.filter(|_| !self.is_disconnected(from, to) && !is_moving) {
                 break receiver;
             }
-            if world.now() >= if is_moving { given_up } else { unreachable } {
+            if runtime.now() >= if is_moving { given_up } else { unreachable } {
                 return failed(ErrorKind::Unavailable);
             }
-            world.sleep(LOOK_INTERVAL).await;
+            runtime.sleep(LOOK_INTERVAL).await;
         };
         if !life.is_alive() {
             return failed(ErrorKind::Unavailable);
         }
         let (sender, reply) = oneshot::channel();
         let (cluster, served) = (Rc::clone(&self), Rc::clone(&receiver));
-        let world = Rc::clone(&self.world);
+        let runtime = Rc::clone(&self.runtime);
         let answered = async move {
-            cluster.world.sleep(cluster.delay()).await;
-            if cluster.is_lost() || cluster.is_disconnected(from, to) && cluster.world.one_in(2) {
+            cluster.runtime.sleep(cluster.delay()).await;
+            if cluster.is_lost() || cluster.is_disconnected(from, to) && cluster.runtime.one_in(2) {
                 return;
             }
             let Some(served) = cluster.present(to, served).await else { return };
@@ -293,40 +295,40 @@ impl Cluster {
                 let reply = Rc::clone(&process.member).serve(&request).await;
                 process.replication.settled().await;
                 process.end();
-                cluster.world.sleep(cluster.delay()).await;
+                cluster.runtime.sleep(cluster.delay()).await;
                 if !cluster.is_lost() {
                     // The sender may have abandoned the request.
                     let _ = sender.send(reply);
                 }
             };
-            served.spawn(&world, serve);
+            served.spawn(&runtime, serve);
         };
-        self.world.spawn(answered);
-        let world = &self.world;
+        self.runtime.spawn(answered);
+        let runtime = &self.runtime;
         let mut reply = reply;
         loop {
-            match select(reply, world.sleep(LOOK_INTERVAL * 10)).await {
+            match select(reply, runtime.sleep(LOOK_INTERVAL * 10)).await {
                 Either::Left((Ok(reply), _)) => return Ok(reply),
                 // The connection was lost.
                 Either::Left((Err(_), _)) => {
-                    world.sleep(world.below_time(UNREACHABLE_AFTER)).await;
+                    runtime.sleep(runtime.below_time(UNREACHABLE_AFTER)).await;
                     return failed(ErrorKind::Unavailable);
                 }
                 Either::Right((_, _)) if !receiver.life.is_alive() && !receiver.is_released.get() => {
                     return failed(ErrorKind::Unavailable);
                 }
-                Either::Right((_, _)) if world.now() >= given_up => return failed(ErrorKind::TimedOut),
+                Either::Right((_, _)) if runtime.now() >= given_up => return failed(ErrorKind::TimedOut),
                 Either::Right((_, waiting)) => reply = waiting,
             }
         }
     }
 
-    /// Returns the process that performs a request to a member which has arrived: `receiver`, or
-    /// the next one if the member has moved. `None` if the receiver has failed.
+    /// Returns the process that performs a request that has arrived at a member: `receiver`, or the
+    /// next process if the member has moved. `None` if the receiver has failed.
     async fn present(self: &Rc<Cluster>, member: u16, receiver: Rc<Incarnation>) -> Option<Rc<Incarnation>> {
         let mut receiver = receiver;
         while receiver.is_released.get() {
-            self.world.sleep(LOOK_INTERVAL).await;
+            self.runtime.sleep(LOOK_INTERVAL).await;
             receiver = self.running(member)?;
         }
         Some(receiver)
@@ -352,16 +354,20 @@ impl Incarnation {
 
     /// Starts a task of the process. It makes progress only while the process is neither stopped
     /// nor ended.
-    pub fn spawn(self: &Rc<Incarnation>, world: &Rc<World>, task: impl Future<Output = ()> + 'static) {
+    pub fn spawn(
+        self: &Rc<Incarnation>,
+        runtime: &Rc<SimulationRuntime>,
+        task: impl Future<Output = ()> + 'static,
+    ) {
         let process = Rc::clone(self);
-        let guarded = Guarded { world: Rc::clone(world), process, pause: None, task: Box::pin(task) };
-        world.spawn(guarded);
+        let guarded = Guarded { runtime: Rc::clone(runtime), process, pause: None, task: Box::pin(task) };
+        runtime.spawn(guarded);
     }
 }
 
 /// A task that makes progress only while its process runs.
 struct Guarded {
-    world: Rc<World>,
+    runtime: Rc<SimulationRuntime>,
     process: Rc<Incarnation>,
     pause: Option<Sleep>,
     task: LocalBoxFuture<'static, ()>,
@@ -375,8 +381,8 @@ impl Future for Guarded {
             return Poll::Ready(());
         }
         let until = self.process.stopped_until.get();
-        if self.world.now() < until {
-            let mut pause = self.world.sleep_until(until);
+        if self.runtime.now() < until {
+            let mut pause = self.runtime.sleep_until(until);
             if Pin::new(&mut pause).poll(context).is_pending() {
                 self.pause = Some(pause);
                 return Poll::Pending;
@@ -420,18 +426,18 @@ impl Clients for NoClients {
 }
 
 struct SimulatedClock {
-    world: Rc<World>,
+    runtime: Rc<SimulationRuntime>,
     offset: Rc<Cell<i64>>,
 }
 
 impl Clock for SimulatedClock {
     fn now(&self) -> Stamp {
-        let now = self.world.now();
+        let now = self.runtime.now();
         Stamp { seconds: now.as_secs() as i64 + self.offset.get(), nanoseconds: now.subsec_nanos() }
     }
 
     fn monotonic(&self) -> Duration {
-        self.world.now()
+        self.runtime.now()
     }
 }
 
@@ -449,7 +455,7 @@ impl Client {
 
     /// Performs an operation. `None` if the member has ended.
     pub async fn perform(&self, operation: &Operation<'_>) -> Option<Result<Reply<'static>>> {
-        let world = &self.cluster.world;
+        let runtime = &self.cluster.runtime;
         if self.running.is_released.get() {
             return None;
         }
@@ -466,13 +472,13 @@ impl Client {
         let life = Arc::clone(&self.running.life);
         let answered = performed.map(move |reply| {
             if life.is_alive() {
-                // The client waits until the end of the member.
+                // The client waits until the member ends, so it receives the reply.
                 let _ = sender.send(reply);
             }
         });
-        self.running.spawn(world, answered);
+        self.running.spawn(runtime, answered);
         loop {
-            match select(reply, world.sleep(LOOK_INTERVAL)).await {
+            match select(reply, runtime.sleep(LOOK_INTERVAL)).await {
                 Either::Left((Ok(reply), _)) => {
                     let result: Result<Reply<'_>, Failure> = decode(&reply).unwrap();
                     return Some(result.map(into_owned).map_err(|failure| failure.into_error("", b"")));
@@ -487,6 +493,6 @@ impl Client {
     /// Ends the client, as the end of its process would.
     pub fn end(self) {
         let ended = Rc::clone(&self.running.member).end_client(self.client);
-        self.running.spawn(&self.cluster.world, ended);
+        self.running.spawn(&self.cluster.runtime, ended);
     }
 }

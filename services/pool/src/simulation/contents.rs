@@ -12,10 +12,10 @@ use super::cluster::{CHUNK_BYTES, Cluster};
 use super::contents_model::{Byte, ByteOperation, ByteResult};
 use super::workload::Process;
 
-/// The positions of the bytes that clients use: some that can be inline, one at the end of the
-/// first chunk, and one in each of two others.
+/// The positions of the bytes that clients use: some can be inline, one is at the end of the first
+/// chunk, and two are in other chunks.
 const POSITIONS: [u64; 6] = [0, 20, 30, 60, 70, 200];
-/// The number of the first ones, which can be inline.
+/// The number of the first positions, which can be inline.
 const INLINE_POSITIONS: usize = 3;
 
 impl Accesses {
@@ -56,7 +56,7 @@ impl Contents {
         *value
     }
 
-    /// Returns descriptions of the bytes whose results no order of the operations explains.
+    /// Returns descriptions of the bytes whose history is not linearizable.
     pub fn violations(&self) -> Vec<String> {
         let wrong = self.bytes.iter().filter(|(_, history)| !history.is_linearizable());
         wrong
@@ -84,13 +84,13 @@ impl Process<'_> {
     /// Reads a byte of a file, writes it, or truncates the file. Returns false if the member of the
     /// client has ended.
     pub async fn use_contents(&mut self, cluster: &Rc<Cluster>, id: FileId) -> bool {
-        let world = &cluster.world;
-        let can_be_inline = !world.one_in(8);
+        let runtime = &cluster.runtime;
+        let can_be_inline = !runtime.one_in(8);
         let positions = if can_be_inline { &POSITIONS[..INLINE_POSITIONS] } else { &POSITIONS };
-        let position = world.pick(positions);
-        match world.below(8) {
+        let position = runtime.pick(positions);
+        match runtime.below(8) {
             0 => {
-                let size_bytes = world.below(4 * CHUNK_BYTES as usize) as u64;
+                let size_bytes = runtime.below(4 * CHUNK_BYTES as usize) as u64;
                 self.truncate(id, size_bytes).await
             }
             1..5 => {

@@ -92,7 +92,7 @@ pub fn violations(cluster: &Rc<Cluster>) -> Vec<String> {
     if inline != with_inline {
         wrong.push(format!("inline data {inline:?} does not belong to the records {with_inline:?}"));
     }
-    // Every node is reached from the root.
+    // Every node must be reached from the root.
     let mut reached = BTreeSet::from([FileId::ROOT]);
     let mut waiting = vec![FileId::ROOT];
     while let Some(dir) = waiting.pop() {

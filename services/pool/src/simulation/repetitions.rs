@@ -1,4 +1,4 @@
-//! Requests that arrive twice, at the same start of a member or at a later one.
+//! Tests of requests that arrive twice, at the same start of a member or at a later start.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use quell_wire::pool::{
 use quell_wire::{Failure, decode, encode};
 
 use super::cluster::Cluster;
-use super::time::World;
+use super::time::SimulationRuntime;
 use crate::replies::into_owned;
 
-/// The sender of the requests. It does not run.
+/// The sender of the requests. This member does not run.
 const SENDER: MemberId = MemberId(1);
 const TRANSACTION: TransactionId = TransactionId { coordinator: SENDER, number: 7 };
 
@@ -26,18 +26,18 @@ type Answer = Result<Reply<'static>, ErrorKind>;
 /// Runs a case on a pool of one member that has copies, beside the member that sends the requests.
 fn check<F: Future<Output = ()> + 'static>(case: impl FnOnce(Rc<Cluster>) -> F) {
     let mut executor = LocalPool::new();
-    let world = World::new(0, &executor);
-    let cluster = Cluster::start(&world, 2, true);
+    let runtime = SimulationRuntime::new(0, &executor);
+    let cluster = Cluster::start(&runtime, 2, true);
     cluster.kill(SENDER.0);
     let ended = Rc::new(std::cell::Cell::new(false));
     let (case, ends) = (case(cluster), Rc::clone(&ended));
-    world.spawn(case.map(move |()| ends.set(true)));
-    world.run(&mut executor, Duration::from_secs(100), || ended.get());
+    runtime.spawn(case.map(move |()| ends.set(true)));
+    runtime.run(&mut executor, Duration::from_secs(100), || ended.get());
     assert!(ended.get(), "a request waits forever");
 }
 
-/// Sends a request with a number, of a sender that waits for the replies to `first_waiting` and
-/// later requests.
+/// Sends a request with a number. The sender waits for the replies to `first_waiting` and later
+/// requests.
 async fn send(cluster: &Rc<Cluster>, number: u64, first_waiting: u64, request: &PeerRequest<'_>) -> Answer {
     let request = request.clone();
     let message = PeerMessage { session: 5, number, first_waiting, abandoned: Vec::new(), request };
@@ -148,7 +148,7 @@ fn a_request_that_has_failed_is_not_performed_later() {
         assert_eq!(send(&cluster, 2, 1, &again).await, Err(ErrorKind::Exists));
         assert_eq!(send(&cluster, 3, 1, &remove(&names[0])).await, Ok(Reply::Done));
         assert_eq!(send(&cluster, 2, 1, &again).await, Err(ErrorKind::Exists));
-        // The sender has the replies to both.
+        // The sender has received both replies.
         assert_eq!(send(&cluster, 4, 4, &remove(&names[0])).await, Err(ErrorKind::NotFound));
         assert_eq!(send(&cluster, 2, 1, &again).await, Err(ErrorKind::Unavailable));
     });
@@ -182,7 +182,7 @@ fn a_repeated_creation_makes_a_reference_after_a_start() {
         assert!(is_held());
         let returned = PeerRequest::Return { references: vec![(file.id, 1)], unanswered: Vec::new() };
         assert_eq!(send(&cluster, 2, 1, &returned).await, Ok(Reply::Done));
-        // A late copy of the request makes no further one.
+        // A late copy of the request makes no further reference.
         assert_eq!(send(&cluster, 1, 1, &request).await, Ok(Reply::Held(file)));
         assert!(!is_held());
     });
@@ -199,7 +199,7 @@ fn a_repetition_waits_for_the_first_execution() {
         // The name is locked.
         let request = create(name, NewKind::File);
         let both = join(send(&cluster, 2, 2, &request), send(&cluster, 2, 2, &request)).boxed_local();
-        let pause = cluster.world.sleep(Duration::from_millis(10));
+        let pause = cluster.runtime.sleep(Duration::from_millis(10));
         let Either::Right((_, waiting)) = select(both, pause).await else {
             panic!("the creation does not wait");
         };
@@ -238,7 +238,7 @@ fn a_prepared_change_is_prepared_once() {
                     restart(&cluster);
                 }
                 assert_eq!(send(&cluster, number, number, request).await, first, "{request:?}");
-                // Another transaction.
+                // The same request for another transaction is not a repetition, and is refused.
                 let number = 10 * number;
                 let other = TransactionId { number, ..TRANSACTION };
                 let request = match request.clone() {
@@ -259,9 +259,9 @@ fn a_prepared_change_is_prepared_once() {
 #[test]
 fn a_pool_without_copies_records_no_results() {
     let executor = LocalPool::new();
-    let world = World::new(0, &executor);
+    let runtime = SimulationRuntime::new(0, &executor);
     for (has_copies, records) in [(false, 0), (true, 1)] {
-        let cluster = Cluster::start(&world, 2, has_copies);
+        let cluster = Cluster::start(&runtime, 2, has_copies);
         let names = own_names(&cluster);
         for (number, request) in [(1, create(&names[0], NewKind::File)), (2, remove(&names[0]))] {
             // The second request uses the slot of the first one.

@@ -17,13 +17,13 @@ use super::cluster::Cluster;
 use super::storage::{Disk, Life};
 use crate::replication::{Backup, BackupDaemons, BackupEvent, no_backup};
 
-/// How often the state of the backups is examined.
+/// The interval at which the state of the backups is examined.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// How long a member that moves performs the requests that were begun.
+/// The longest time for which a member that moves performs the requests that were begun.
 const RELEASE_LIMIT: Duration = Duration::from_secs(10);
-/// How often the end of these requests is looked for.
+/// The interval at which the end of these requests is checked.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(10);
-/// How long a failed daemon is not used for backups.
+/// The time for which a failed daemon is not used for backups.
 const AWAY: Duration = Duration::from_secs(6);
 
 /// The daemons that run the members, and the backups.
@@ -63,12 +63,12 @@ impl Cluster {
     /// lost.
     pub fn keep_backups(self: &Rc<Cluster>) {
         let cluster = Rc::clone(self);
-        self.world.spawn(async move {
+        self.runtime.spawn(async move {
             loop {
                 for member in 0..cluster.members() {
                     cluster.keep_backup(member);
                 }
-                cluster.world.sleep(INTERVAL).await;
+                cluster.runtime.sleep(INTERVAL).await;
             }
         });
     }
@@ -110,7 +110,7 @@ impl Cluster {
         drop(backup);
         let session = running.member.session;
         for task in running.replication.set_backups(running.member.id, session, 0, &daemons) {
-            running.spawn(&self.world, task);
+            running.spawn(&self.runtime, task);
         }
     }
 
@@ -129,13 +129,13 @@ impl Cluster {
             self.kill(member);
         }
         let cluster = Rc::clone(self);
-        self.world.spawn(async move {
-            cluster.world.sleep(AWAY).await;
+        self.runtime.spawn(async move {
+            cluster.runtime.sleep(AWAY).await;
             cluster.replicas.failed.borrow_mut().remove(&daemon);
         });
     }
 
-    /// Begins to move a member to the daemon with its backup, if that is complete.
+    /// Begins to move a member to the daemon with its backup, if the backup is complete.
     pub fn move_member(self: &Rc<Cluster>, number: u16) {
         let is_complete = |backup: &BackupOfMember| backup.is_reported;
         let has_backup =
@@ -146,11 +146,11 @@ impl Cluster {
         };
         running.is_released.set(true);
         let cluster = Rc::clone(self);
-        self.world.spawn(async move {
-            let limit = cluster.world.now() + RELEASE_LIMIT;
-            let is_performing = || running.performing.get() > 0 && cluster.world.now() < limit;
+        self.runtime.spawn(async move {
+            let limit = cluster.runtime.now() + RELEASE_LIMIT;
+            let is_performing = || running.performing.get() > 0 && cluster.runtime.now() < limit;
             while running.life.is_alive() && (is_performing() || !running.replication.is_settled()) {
-                cluster.world.sleep(RELEASE_INTERVAL).await;
+                cluster.runtime.sleep(RELEASE_INTERVAL).await;
             }
             if running.life.is_alive() {
                 cluster.finish_move(number);
@@ -159,7 +159,7 @@ impl Cluster {
     }
 
     /// Runs a member that has been released on the daemon with its backup, or again on the same
-    /// one if that has failed.
+    /// daemon if the other one has failed.
     fn finish_move(self: &Rc<Cluster>, number: u16) {
         self.kill(number);
         let replicas = &self.replicas;
@@ -178,7 +178,7 @@ impl Cluster {
     /// Passes changes of a member to its backup on a daemon.
     async fn back_up(self: Rc<Cluster>, from: u16, to: u16, message: Vec<u8>) -> Result<()> {
         let unavailable = || Error::new(ErrorKind::Unavailable, "call daemon", to.to_string());
-        self.world.sleep(self.delay()).await;
+        self.runtime.sleep(self.delay()).await;
         if self.replicas.failed.borrow().contains(&to) || self.is_lost() {
             return Err(unavailable());
         }
@@ -188,7 +188,7 @@ impl Cluster {
             Some(backup) if backup.daemon == to => backup.backup.borrow_mut().apply(&header, changes),
             _ => Err(no_backup(header.member)),
         };
-        self.world.sleep(self.delay()).await;
+        self.runtime.sleep(self.delay()).await;
         match self.is_lost() {
             true => Err(unavailable()),
             false => applied,

@@ -11,26 +11,26 @@ use quell_wire::pool::{FileId, Matching, NewKind, Operation, Reply, Settings};
 
 use super::cluster::{Client, Cluster};
 use super::invariants;
-use super::time::World;
+use super::time::SimulationRuntime;
 use crate::LEASE;
 
-/// Names of which each member has some.
+/// The names of entries. Each member has some of them.
 const NAMES: &[u8] = b"abcdefghijklmnop";
 
 /// Runs a case on a pool of three members, and checks that nothing is left afterwards.
 fn check<F: Future<Output = ()> + 'static>(case: impl FnOnce(Rc<Cluster>) -> F) {
     let mut executor = LocalPool::new();
-    let world = World::new(0, &executor);
-    let cluster = Cluster::start(&world, 3, false);
+    let runtime = SimulationRuntime::new(0, &executor);
+    let cluster = Cluster::start(&runtime, 3, false);
     let has_ended = Rc::new(Cell::new(false));
     let (case, ends) = (case(Rc::clone(&cluster)), Rc::clone(&has_ended));
-    world.spawn(async move {
+    runtime.spawn(async move {
         case.await;
         ends.set(true);
     });
-    world.run(&mut executor, Duration::from_secs(1000), || has_ended.get());
+    runtime.run(&mut executor, Duration::from_secs(1000), || has_ended.get());
     assert!(has_ended.get(), "an operation waits forever");
-    world.run(&mut executor, world.now() + LEASE * 2, || false);
+    runtime.run(&mut executor, runtime.now() + LEASE * 2, || false);
     let wrong = invariants::violations(&cluster);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -92,7 +92,7 @@ fn a_chunk_is_removed_although_its_size_was_never_recorded() {
                 perform(&client, Operation::Write { id, chunk: 0, offset: 0, data }).await;
             }
             client.end();
-            cluster.world.sleep(Duration::from_secs(delay_s)).await;
+            cluster.runtime.sleep(Duration::from_secs(delay_s)).await;
             remove_files(&cluster.connect(1).unwrap()).await;
         });
     }
@@ -107,12 +107,12 @@ fn the_references_of_a_member_that_is_gone_end() {
         let nodes = |member| count_nodes(&cluster, member);
         assert!(nodes(0) + nodes(2) > 1, "open files are kept");
         cluster.kill(1);
-        cluster.world.sleep(LEASE / 2).await;
+        cluster.runtime.sleep(LEASE / 2).await;
         assert!(nodes(0) + nodes(2) > 1, "the member may continue");
-        cluster.world.sleep(LEASE).await;
+        cluster.runtime.sleep(LEASE).await;
         // All members are needed to remove the chunks.
         cluster.restart(1);
-        cluster.world.sleep(Duration::from_secs(5)).await;
+        cluster.runtime.sleep(Duration::from_secs(5)).await;
         assert_eq!(nodes(0) + nodes(2), 1, "the root directory");
     });
 }
@@ -127,7 +127,7 @@ fn open_files_without_a_name_survive_the_start_of_their_member() {
             cluster.kill(member);
             cluster.restart(member);
         }
-        cluster.world.sleep(LEASE * 2).await;
+        cluster.runtime.sleep(LEASE * 2).await;
         for id in files {
             assert!(matches!(perform(&client, Operation::Attributes { id }).await, Reply::Node(_)));
             let read = Operation::Read { id, chunk: 0, offset: 0, bytes: 8 };

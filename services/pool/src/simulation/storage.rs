@@ -58,7 +58,7 @@ impl Disk {
         self.chunks.set_free_bytes(is_full.then_some(0));
     }
 
-    /// Returns the storage as one start of the member uses it.
+    /// Returns the storage for one start of the member.
     pub fn open(&self, life: &Arc<Life>) -> (Arc<dyn KeyValue>, Arc<dyn Chunks>) {
         let store = LivingStore {
             store: Arc::clone(&self.store),

@@ -13,7 +13,7 @@ use futures_util::task::LocalSpawnExt;
 use quell_testkit::Random;
 
 /// The clock, the timers and the random numbers of a simulation.
-pub struct World {
+pub struct SimulationRuntime {
     now: Cell<Duration>,
     timers: RefCell<BTreeMap<(Duration, u64), Waker>>,
     next_timer: Cell<u64>,
@@ -23,14 +23,14 @@ pub struct World {
 
 /// A wait for a time.
 pub struct Sleep {
-    world: Rc<World>,
+    runtime: Rc<SimulationRuntime>,
     until: Duration,
     number: u64,
 }
 
-impl World {
-    pub fn new(seed: u64, executor: &LocalPool) -> Rc<World> {
-        Rc::new(World {
+impl SimulationRuntime {
+    pub fn new(seed: u64, executor: &LocalPool) -> Rc<SimulationRuntime> {
+        Rc::new(SimulationRuntime {
             now: Cell::new(Duration::from_secs(1)),
             timers: RefCell::default(),
             next_timer: Cell::new(0),
@@ -60,13 +60,13 @@ impl World {
         Duration::from_micros(self.below(max.as_micros() as usize + 1) as u64)
     }
 
-    pub fn sleep(self: &Rc<World>, duration: Duration) -> Sleep {
+    pub fn sleep(self: &Rc<SimulationRuntime>, duration: Duration) -> Sleep {
         self.sleep_until(self.now() + duration)
     }
 
-    pub fn sleep_until(self: &Rc<World>, until: Duration) -> Sleep {
+    pub fn sleep_until(self: &Rc<SimulationRuntime>, until: Duration) -> Sleep {
         self.next_timer.set(self.next_timer.get() + 1);
-        Sleep { world: Rc::clone(self), until, number: self.next_timer.get() }
+        Sleep { runtime: Rc::clone(self), until, number: self.next_timer.get() }
     }
 
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
@@ -100,17 +100,17 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if self.world.now() >= self.until {
+        if self.runtime.now() >= self.until {
             return Poll::Ready(());
         }
         let key = (self.until, self.number);
-        self.world.timers.borrow_mut().insert(key, context.waker().clone());
+        self.runtime.timers.borrow_mut().insert(key, context.waker().clone());
         Poll::Pending
     }
 }
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        self.world.timers.borrow_mut().remove(&(self.until, self.number));
+        self.runtime.timers.borrow_mut().remove(&(self.until, self.number));
     }
 }

@@ -11,11 +11,11 @@ use quell_wire::pool::{FileId, Matching, NewKind, NodeKind, Operation, RenameMod
 
 use super::cluster::{Client, Cluster};
 use super::contents::{Contents, InChunks};
-use super::time::World;
+use super::time::SimulationRuntime;
 use crate::member::is_unknown;
 
 const NAMES: u8 = 3;
-/// The number of attempts of an operation that conflicts with others.
+/// The largest number of attempts of an operation that conflicts with others.
 const ATTEMPTS_MAX: u32 = 40;
 
 /// The state that clients share.
@@ -63,36 +63,38 @@ impl Shared {
     }
 }
 
-/// How soon after the end of its member a client must connect again to keep its references.
+/// The time after the end of its member within which a client must connect again to keep its
+/// references.
 const RECONNECTION_LIMIT: Duration = Duration::from_secs(30);
 
 /// Performs `operations` random operations. After an operation without a result, a new client of a
-/// random member continues. If the member of the earlier one has ended, the new one makes its
-/// references again.
+/// random member continues. If the member of the earlier client has ended, the new client makes the
+/// references of the earlier one again.
 pub async fn run_client(cluster: Rc<Cluster>, shared: Rc<Shared>, operations: usize) {
-    let world = Rc::clone(&cluster.world);
+    let runtime = Rc::clone(&cluster.runtime);
     let mut left = operations;
     let (mut held, mut lost) = (Vec::new(), Duration::ZERO);
     while left > 0 {
-        let member = world.below(usize::from(cluster.members())) as u16;
+        let member = runtime.below(usize::from(cluster.members())) as u16;
         let Some(client) = cluster.connect(member) else {
-            world.sleep(world.below_time(Duration::from_secs(1))).await;
+            runtime.sleep(runtime.below_time(Duration::from_secs(1))).await;
             continue;
         };
         let held_before = std::mem::take(&mut held);
         let mut process =
             Process { client, shared: &shared, held: held_before, in_chunks: InChunks::default() };
-        let has_held = process.hold_again(world.now() < lost + RECONNECTION_LIMIT).await;
+        let has_held = process.hold_again(runtime.now() < lost + RECONNECTION_LIMIT).await;
         if !has_held {
             held = std::mem::take(&mut process.held);
             process.client.end();
-            world.sleep(world.below_time(Duration::from_secs(1))).await;
+            runtime.sleep(runtime.below_time(Duration::from_secs(1))).await;
             continue;
         }
         while left > 0 {
             left -= 1;
-            pause(&world).await;
-            let uses_file = if shared.focus == Focus::Contents { !world.one_in(4) } else { world.one_in(3) };
+            pause(&runtime).await;
+            let uses_file =
+                if shared.focus == Focus::Contents { !runtime.one_in(4) } else { runtime.one_in(3) };
             let goes_on = match uses_file {
                 true => process.use_a_file(&cluster).await,
                 false => process.use_a_name(&cluster).await,
@@ -103,7 +105,7 @@ pub async fn run_client(cluster: Rc<Cluster>, shared: Rc<Shared>, operations: us
         }
         if !process.client.is_connected() {
             held = std::mem::take(&mut process.held);
-            lost = world.now();
+            lost = runtime.now();
         }
         process.client.end();
     }
@@ -111,13 +113,13 @@ pub async fn run_client(cluster: Rc<Cluster>, shared: Rc<Shared>, operations: us
 }
 
 /// Waits for a short time, or until the next second, so that operations of several clients and
-/// faults meet.
-async fn pause(world: &Rc<World>) {
-    if world.one_in(4) {
-        let next = Duration::from_secs(world.now().as_secs() + 1);
-        world.sleep_until(next).await;
+/// faults coincide.
+async fn pause(runtime: &Rc<SimulationRuntime>) {
+    if runtime.one_in(4) {
+        let next = Duration::from_secs(runtime.now().as_secs() + 1);
+        runtime.sleep_until(next).await;
     }
-    world.sleep(world.below_time(Duration::from_millis(2))).await;
+    runtime.sleep(runtime.below_time(Duration::from_millis(2))).await;
 }
 
 /// A client process of one start of a member. It ends with the first operation without a result.
@@ -161,37 +163,38 @@ impl Process<'_> {
 
     /// Performs an operation that is recorded. Returns false if there is no result.
     async fn use_a_name(&mut self, cluster: &Rc<Cluster>) -> bool {
-        let world = &cluster.world;
-        let name =
-            || -> Name { (world.pick(&self.shared.dirs.borrow()), world.below(usize::from(NAMES)) as u8) };
-        let mode = world.pick(&[Rename::Replace, Rename::Replace, Rename::Keep, Rename::Exchange]);
+        let runtime = &cluster.runtime;
+        let name = || -> Name {
+            (runtime.pick(&self.shared.dirs.borrow()), runtime.below(usize::from(NAMES)) as u8)
+        };
+        let mode = runtime.pick(&[Rename::Replace, Rename::Replace, Rename::Keep, Rename::Exchange]);
         let focus = self.shared.focus;
         let kinds = if focus == Focus::Dirs { 14 } else { 9 };
-        let operation = match world.below(kinds) {
+        let operation = match runtime.below(kinds) {
             0..3 => NameOperation::Lookup(name()),
             3..6 => {
-                let is_dir = focus == Focus::Dirs || focus == Focus::Names && world.one_in(2);
+                let is_dir = focus == Focus::Dirs || focus == Focus::Names && runtime.one_in(2);
                 NameOperation::Create { name: name(), is_dir }
             }
-            6 if focus == Focus::Contents && !world.one_in(4) => NameOperation::Lookup(name()),
-            6 => NameOperation::Remove { name: name(), is_dir: world.one_in(2) },
+            6 if focus == Focus::Contents && !runtime.one_in(4) => NameOperation::Lookup(name()),
+            6 => NameOperation::Remove { name: name(), is_dir: runtime.one_in(2) },
             7.. => NameOperation::Rename { from: name(), to: name(), mode },
         };
         let begun = self.shared.history.borrow_mut().begin(operation.clone());
         for _ in 0..ATTEMPTS_MAX {
             let request = request(&operation);
-            let began = world.now();
+            let began = runtime.now();
             let Some(reply) = self.perform(&request.as_operation()).await else {
                 return false;
             };
-            self.shared.longest.set(self.shared.longest.get().max(world.now() - began));
+            self.shared.longest.set(self.shared.longest.get().max(runtime.now() - began));
             match self.note(&operation, reply) {
                 Ok(Some(result)) => {
                     self.shared.history.borrow_mut().end(begun, result);
                     return true;
                 }
                 Err(ErrorKind::NoSpace) => break,
-                Ok(None) => world.sleep(world.below_time(Duration::from_millis(200))).await,
+                Ok(None) => runtime.sleep(runtime.below_time(Duration::from_millis(200))).await,
                 Err(_) => return false,
             }
         }
@@ -199,7 +202,7 @@ impl Process<'_> {
         true
     }
 
-    /// Returns the result in a reply, or `None` if the operation is to be repeated. The error is
+    /// Returns the result of a reply, or `None` if the operation must be repeated. The error is
     /// `NoSpace` if the operation had no effect; after other errors the result is not known.
     fn note(
         &mut self,
@@ -230,8 +233,8 @@ impl Process<'_> {
 
     /// Sets or removes an extended attribute. Returns false if there is no result.
     async fn change_xattr(&mut self, cluster: &Rc<Cluster>, id: FileId) -> bool {
-        let name = cluster.world.pick(&[&b"user.a"[..], b"user.b"]);
-        let operation = match cluster.world.one_in(3) {
+        let name = cluster.runtime.pick(&[&b"user.a"[..], b"user.b"]);
+        let operation = match cluster.runtime.one_in(3) {
             true => Operation::RemoveXattr { id, name },
             false => Operation::SetXattr { id, name, value: b"value", mode: XattrMode::Any },
         };
@@ -241,17 +244,17 @@ impl Process<'_> {
     /// Uses the content of a file or an extended attribute, or returns a reference. Returns false
     /// if there is no result.
     async fn use_a_file(&mut self, cluster: &Rc<Cluster>) -> bool {
-        let world = &cluster.world;
+        let runtime = &cluster.runtime;
         if self.held.is_empty() {
             return true;
         }
-        let position = world.below(self.held.len());
+        let position = runtime.below(self.held.len());
         let (id, kind) = self.held[position];
-        if kind != NodeKind::Symlink && world.one_in(5) {
+        if kind != NodeKind::Symlink && runtime.one_in(5) {
             return self.change_xattr(cluster, id).await;
         }
         let releases = if self.shared.focus == Focus::Contents { 12 } else { 3 };
-        if kind != NodeKind::File || world.one_in(releases) {
+        if kind != NodeKind::File || runtime.one_in(releases) {
             self.held.swap_remove(position);
             let release = Operation::Release { references: vec![(id, 1)] };
             return self.perform(&release).await.is_some();
@@ -345,17 +348,17 @@ impl Fault {
 
 /// Causes faults of these kinds, until `end`.
 pub async fn run_faults(cluster: Rc<Cluster>, kinds: Vec<Fault>, end: Duration) {
-    let world = Rc::clone(&cluster.world);
+    let runtime = Rc::clone(&cluster.runtime);
     cluster.loses.set(kinds.contains(&Fault::Loss));
     let kinds: Vec<Fault> = kinds.into_iter().filter(|kind| *kind != Fault::Loss).collect();
     while !kinds.is_empty() {
-        world.sleep(world.below_time(Duration::from_secs(3))).await;
-        pause(&world).await;
-        if world.now() >= end {
+        runtime.sleep(runtime.below_time(Duration::from_secs(3))).await;
+        pause(&runtime).await;
+        if runtime.now() >= end {
             return;
         }
-        let member = world.below(usize::from(cluster.members())) as u16;
-        match world.pick(&kinds) {
+        let member = runtime.below(usize::from(cluster.members())) as u16;
+        match runtime.pick(&kinds) {
             Fault::Gone => {
                 let is_any_gone = (0..cluster.members()).any(|member| cluster.running(member).is_none());
                 if !is_any_gone {
@@ -364,26 +367,26 @@ pub async fn run_faults(cluster: Rc<Cluster>, kinds: Vec<Fault>, end: Duration) 
             }
             Fault::Kill => {
                 match cluster.running(member) {
-                    Some(running) if world.one_in(2) => {
-                        running.life.end_after_commits(1 + world.below(6) as u64);
+                    Some(running) if runtime.one_in(2) => {
+                        running.life.end_after_commits(1 + runtime.below(6) as u64);
                     }
                     _ => cluster.kill(member),
                 }
                 let cluster = Rc::clone(&cluster);
-                let later = Rc::clone(&world);
-                world.spawn(async move {
+                let later = Rc::clone(&runtime);
+                runtime.spawn(async move {
                     later.sleep(later.below_time(Duration::from_secs(8))).await;
                     cluster.restart(member);
                 });
             }
-            Fault::Stop => cluster.stop(member, world.below_time(Duration::from_secs(40))),
+            Fault::Stop => cluster.stop(member, runtime.below_time(Duration::from_secs(40))),
             Fault::Disconnect => {
-                let other = world.below(usize::from(cluster.members())) as u16;
+                let other = runtime.below(usize::from(cluster.members())) as u16;
                 cluster.disconnect(member, other);
                 let cluster = Rc::clone(&cluster);
-                let later = Rc::clone(&world);
-                let duration = if world.one_in(8) { 90 } else { 15 };
-                world.spawn(async move {
+                let later = Rc::clone(&runtime);
+                let duration = if runtime.one_in(8) { 90 } else { 15 };
+                runtime.spawn(async move {
                     later.sleep(later.below_time(Duration::from_secs(duration))).await;
                     cluster.reconnect(member, other);
                 });
@@ -391,13 +394,13 @@ pub async fn run_faults(cluster: Rc<Cluster>, kinds: Vec<Fault>, end: Duration) 
             Fault::Full => {
                 cluster.disk(member).set_full(true);
                 let cluster = Rc::clone(&cluster);
-                let later = Rc::clone(&world);
-                world.spawn(async move {
+                let later = Rc::clone(&runtime);
+                runtime.spawn(async move {
                     later.sleep(later.below_time(Duration::from_secs(5))).await;
                     cluster.disk(member).set_full(false);
                 });
             }
-            Fault::Clock => cluster.move_clock(member, world.below(20_000) as i64 - 10_000),
+            Fault::Clock => cluster.move_clock(member, runtime.below(20_000) as i64 - 10_000),
             Fault::Fail => cluster.fail_daemon(member),
             Fault::Move => cluster.move_member(member),
             Fault::Loss => {}

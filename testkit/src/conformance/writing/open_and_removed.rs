@@ -32,7 +32,7 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
         .unwrap();
     assert_eq!((mount.attributes(old).permissions, mount.attributes(old).size_bytes), (0o600, 3));
     drop((file, second));
-    // It has a reference, so it can be opened again.
+    // The file has a reference, so it can be opened again.
     let file = mount.open(old);
     file.append(b"!").unwrap();
     assert_eq!(whole(&*file), b"old!");

@@ -5,7 +5,7 @@ use quell_vfs::{Caller, Change, Context, NodeId, OpenMode};
 
 use super::mount::{Mount, WritableImplementation};
 
-/// Permissions, and those after a change of the content by a user other than root. A file whose
+/// Permissions before and after a change of the content by a user other than root. A file whose
 /// group may not execute it keeps the set-group-ID bit.
 const DROPPED: [(u32, u32); 4] = [(0o6755, 0o755), (0o4700, 0o700), (0o2745, 0o2745), (0o644, 0o644)];
 

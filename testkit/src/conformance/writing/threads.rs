@@ -1,6 +1,6 @@
 //! Promise: any number of threads may write, append and read at the same time. Writes that do not
 //! overlap are all present, appended records are complete and present once, and where writes
-//! overlap, each byte is of one of them, the same for all later readers.
+//! overlap, each byte comes from one of the writes, the same for all later readers.
 
 use std::collections::BTreeSet;
 

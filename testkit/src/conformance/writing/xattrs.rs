@@ -124,7 +124,7 @@ fn follow_the_node(mount: &Mount, dir: NodeId) {
     mount.set(dir, b"user.dir", b"3", SetXattr::Any).unwrap();
     verbs.rename(&Context::OWN, root, b"dir", root, b"moved", Rename::Replace).unwrap();
     assert_eq!(mount.value(dir, b"user.dir").unwrap(), b"3");
-    // A new entry of the same name has none.
+    // A new entry of the same name has no attributes.
     verbs.remove(&Context::OWN, root, b"other").unwrap();
     verbs.remove_dir(&Context::OWN, root, b"moved").unwrap();
     assert_eq!(mount.names(mount.write("other", b"")), [b""; 0]);

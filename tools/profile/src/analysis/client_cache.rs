@@ -1,5 +1,5 @@
-//! The operations that a client of a shared file system sends for a call, given what its caches
-//! hold. The rules are those of a client that caches directories and attributes for a second
+//! The operations that a client of a shared file system sends for a call, given the content of its
+//! caches. The rules describe a client that caches directories and attributes for a second
 //! (MooseFS, FUSE in general); docs/techniques/profile.md has the reasons.
 
 use std::collections::{HashMap, HashSet};
@@ -28,8 +28,8 @@ pub struct ClientCache {
 }
 
 impl ClientCache {
-    /// Returns empty caches. `cache_us`: how long the client uses cached directories and
-    /// attributes, in microseconds.
+    /// Returns empty caches. `cache_us` is the time for which the client uses cached directories
+    /// and attributes, in microseconds.
     pub fn new(cache_us: u64) -> ClientCache {
         ClientCache {
             cache_us,

@@ -1,5 +1,5 @@
-//! Calls and operations per second: averages, peaks, and the series for charts. All rates are those
-//! without the tracer; the series of the readings have the times of the trace.
+//! Calls and operations per second: averages, peaks, and the series for charts. All rates are
+//! converted to rates without the tracer; the series of the readings have the times of the trace.
 
 use crate::analysis::measured::Measured;
 use crate::analysis::series::{SECOND_US, Series};

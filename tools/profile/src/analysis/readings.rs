@@ -25,7 +25,7 @@ const LANES_MAX: usize = 24;
 pub struct Capacity {
     /// Metadata operations per second.
     pub operations_per_s: f64,
-    /// Where the number comes from, as text for the report.
+    /// The source of the number, as text for the report.
     pub from: String,
 }
 
@@ -137,8 +137,7 @@ fn busiest_processes(counts: &Counts) -> Vec<u32> {
     processes.into_iter().take(LANES_MAX).map(|(number, _)| *number).collect()
 }
 
-/// Returns which paths are directories: those that were used as one, and those with an existing
-/// entry.
+/// Returns for each path whether it is a directory: it was used as one, or has an existing entry.
 fn used_directories(map: &PathMap, counts: &Counts) -> Vec<bool> {
     let counted = |path: PathId| counts.paths.get(path.index());
     let mut is_directory: Vec<bool> =
@@ -166,15 +165,15 @@ pub struct SecondReading<'l> {
 }
 
 impl SecondReading<'_> {
-    /// Reads one line. The lines must be those of the first reading, in the same order.
+    /// Reads one line. The second reading needs the same lines as the first, in the same order.
     pub fn line(&mut self, source: LineSource, text: &[u8]) {
         let replay = &mut self.replay;
         let mut output = Output { map: &mut self.map, on_event: &mut |event, map| replay.count(event, map) };
         self.reader.line(source, text, &String::new, &mut output);
     }
 
-    /// Returns the report of both readings. The caller adds what the traces do not contain: the
-    /// command, the node, the tracer, and the commands to run next.
+    /// Returns the report of both readings. The caller adds the values that the traces do not
+    /// contain: the command, the node, the tracer, and the commands to run next.
     pub fn report(mut self, capacity: Option<&Capacity>) -> Report {
         let replay = &mut self.replay;
         let mut output = Output { map: &mut self.map, on_event: &mut |event, map| replay.count(event, map) };

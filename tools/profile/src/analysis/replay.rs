@@ -1,6 +1,6 @@
 //! The second reading: the operations that would reach the shared file systems from a cold node,
 //! call by call, if the chosen trees were covered by an index, or by an index and a boot image. The
-//! rules are those of the overlay view over the client of `client_cache.rs`.
+//! rules describe the overlay view over the client of `client_cache.rs`.
 //! tests/system/profile_moosefs.rs compares the result with the counters of a real client;
 //! docs/techniques/profile.md has the reasons.
 
@@ -15,7 +15,7 @@ use crate::report::Scenarios;
 use crate::trace::calls::{Class, Effect};
 use crate::trace::event::{CallResult, CallTarget, Event};
 
-/// How long a client uses cached directories and attributes, in microseconds.
+/// The time for which a client uses cached directories and attributes, in microseconds.
 const CACHE_US: u64 = 1_000_000;
 /// Operations for loading the index of a tree (the lookups on its path, its open, its size) and for
 /// the eight comparisons of the sample. Measured on MooseFS: 10 to 11.

@@ -9,7 +9,7 @@ use crate::trace::calls::Effect;
 /// A variable with a list of directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Variable {
-    /// Its name.
+    /// The name of the variable.
     pub name: String,
     /// The absolute paths in its value, in order.
     pub directories: Vec<Vec<u8>>,

@@ -91,7 +91,8 @@ pub fn operations(measured: &Measured) -> Vec<Operation> {
     rows.into_iter().map(row).collect()
 }
 
-/// Returns the operations that reach the shared file systems, including those of Quell itself.
+/// Returns the operations that reach the shared file systems, including the operations of Quell
+/// itself.
 pub fn remaining(measured: &Measured) -> Scenarios<Remaining> {
     let bytes_read = measured
         .shared_paths()

@@ -252,7 +252,7 @@ impl Choice<'_, '_> {
 
     /// Unites trees while there are too many: those in the directory with the most trees, deepest
     /// first. A directory is a tree of its own only if the program changed nothing in it, and if it
-    /// is no root of a file system.
+    /// is not the root of a file system.
     fn united(&self, mut trees: Vec<PathId>) -> Vec<PathId> {
         while trees.len() > TREES_MAX {
             let mut counts: HashMap<PathId, (u32, usize)> = HashMap::new();
@@ -297,7 +297,8 @@ impl Choice<'_, '_> {
     /// Replaces trees with a directory above them if that absorbs more operations than the
     /// comparison of the additional directories with the index takes. This is the case for a
     /// directory in a search list, in which most names are missing, and for several trees beside
-    /// one another. The number of listed directories is less than that of the absorbed operations.
+    /// one another. The number of listed directories is less than the number of absorbed
+    /// operations.
     fn extended(&self, mut trees: Vec<PathId>, directories: &mut dyn Directories) -> Vec<PathId> {
         for tree in trees.clone() {
             if !trees.contains(&tree) {

@@ -50,8 +50,8 @@ pub fn outline(text: &str, at: (f64, f64), anchor: Anchor, size: f64) -> String 
     pen.path
 }
 
-/// Writes the outlines of one glyph after another. The y axis of a font points up, that of a
-/// drawing down.
+/// Writes the outlines of one glyph after another. The y axis of a font points up, and the y axis
+/// of a drawing points down.
 struct Pen {
     path: String,
     x: f64,

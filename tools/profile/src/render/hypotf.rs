@@ -6,8 +6,8 @@
 #![allow(unsafe_code)]
 
 /// Returns the length of the hypotenuse of a right triangle.
-// SAFETY: the signature is that of hypotf(3), and the result differs from it by at most the
-// rounding of one operation.
+// SAFETY: the signature matches hypotf(3), and the result differs from the result of hypotf(3) by
+// at most the rounding of one operation.
 #[unsafe(no_mangle)]
 extern "C" fn hypotf(x: f32, y: f32) -> f32 {
     if x.is_infinite() || y.is_infinite() {

@@ -152,7 +152,7 @@ fn every_number_of_the_locations_is_on_the_page() {
             assert!(row.contains(&format!(">{number}</td>")), "{name}: {number} in {row}");
         }
     }
-    // The sums are those of the paper's figure 2.
+    // The sums are in the paper's figure 2.
     for sum in ["257,060", "1,163,711", "1,512,545", "906,327"] {
         assert!(page.contains(&format!(">{sum}</td>")), "{sum}");
     }

@@ -52,7 +52,7 @@ pub fn timing(report: &Report) -> String {
     times + &exit
 }
 
-/// Returns how the rates of the report were determined.
+/// Returns the method by which the rates of the report were determined.
 pub fn rate_source(report: &Report) -> &'static str {
     match report.tracing.as_ref().map(|tracing| tracing.how) {
         Some(SlowDown::Measured) => "Rates are those without the tracer; its slow-down was measured.",

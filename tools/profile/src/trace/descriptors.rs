@@ -109,7 +109,7 @@ impl DescriptorTable {
         self.branches.get(branch)?.as_ref()?[leaf].as_deref()
     }
 
-    /// Closes those of `first..=last` that are in the mask that `mask_of` returns.
+    /// Closes the descriptors of `first..=last` that are in the mask that `mask_of` returns.
     fn close_each(&mut self, first: i64, last: i64, mask_of: impl Fn(&Leaf) -> u32) {
         for (branch, leaf, within) in leaves(first, last) {
             let Some(found) = self.leaf_at(branch, leaf) else { continue };

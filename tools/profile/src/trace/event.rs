@@ -36,7 +36,7 @@ pub struct Event<'a> {
     /// target.
     pub named_path: Option<PathId>,
     /// The directory at which the lookup of `named_path` begins: the root directory, the working
-    /// directory, or that of a descriptor.
+    /// directory, or the directory of a descriptor.
     pub base: PathId,
     /// The descriptor to which the call writes.
     pub output_descriptor: Option<i32>,

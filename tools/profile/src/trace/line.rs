@@ -60,7 +60,7 @@ pub fn parse_line(text: &[u8]) -> Line<'_> {
     let (pid, rest) = pid(text);
     let (time, rest) = time(rest);
     let (time, kind) = match kind(skip_counters(rest)) {
-        // Such a line has no time of the trace.
+        // A line that strace does not write has no time of the trace.
         LineKind::Foreign => (Time::None, LineKind::Foreign),
         kind => (time, kind),
     };

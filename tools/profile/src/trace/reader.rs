@@ -208,7 +208,7 @@ impl Reader {
         let pid = pid_of(number);
         let processes = &self.resolver.processes;
         if source.pid == 0 && !processes.is_running(pid) && processes.is_running(nameless) {
-            // It is either a child, or the process that had no id until now.
+            // The line is from a child, or from the process that had no id until now.
             let continues = match line.kind {
                 LineKind::Resumed { name, .. } => self.unfinished.has_name(nameless, name),
                 _ => false,

@@ -1,4 +1,4 @@
-//! Continues the times of each source: a line without a time has that of the previous line, and
+//! Continues the times of each source: a line without a time has the time of the previous line, and
 //! times of day continue after midnight.
 
 use std::collections::HashMap;

@@ -37,8 +37,8 @@ public abstract sealed class BlobReader implements AutoCloseable permits Store, 
     }
 
     /**
-     * Returns all bytes of a blob. For a store, the size is that of an earlier state than the bytes
-     * if the blob is changed meanwhile; use a snapshot or a transaction for one state.
+     * Returns all bytes of a blob. For a store, the size is from an earlier state than the bytes if
+     * the blob is changed meanwhile; use a snapshot or a transaction for one state.
      *
      * @param name the name of the blob
      * @return the bytes

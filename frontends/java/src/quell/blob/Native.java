@@ -9,7 +9,7 @@ import java.nio.file.Path;
 import java.security.CodeSource;
 
 /**
- * The functions of libquellblob_java.so, which translate to those of quell_blob.h. Handles are
+ * The functions of libquellblob_java.so, which call the functions of quell_blob.h. Handles are
  * pointers. Each function throws {@link BlobException} for an error of the library. Callers have
  * checked that ranges of arrays and buffers are valid.
  */

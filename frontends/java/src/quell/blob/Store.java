@@ -93,7 +93,7 @@ public final class Store extends BlobReader {
      * Deletes a blob.
      *
      * @param name the name of the blob
-     * @throws BlobException NOT_FOUND if there is none of this name
+     * @throws BlobException NOT_FOUND if there is no blob of this name
      */
     public void delete(String name) throws BlobException {
         byte[] encoded = Names.encode(name);
@@ -105,8 +105,8 @@ public final class Store extends BlobReader {
      *
      * @param name the name of the blob
      * @param to the other name
-     * @throws BlobException NOT_FOUND if there is no blob of this name; EXISTS if there is one of
-     *     the other name
+     * @throws BlobException NOT_FOUND if there is no blob of this name; EXISTS if there is a
+     *     blob of the other name
      */
     public void rename(String name, String to) throws BlobException {
         byte[] encoded = Names.encode(name), target = Names.encode(to);
@@ -132,7 +132,7 @@ public final class Store extends BlobReader {
      * @param name the name of the blob
      * @param offset the position of the first byte; a blob that ends before it is extended with
      *     zeros
-     * @param data the bytes, at most 64 MiB; those of a direct buffer are used in place
+     * @param data the bytes, at most 64 MiB; bytes of a direct buffer are used in place
      * @throws BlobException NOT_FOUND if there is no blob of this name
      */
     public void write(String name, long offset, ByteBuffer data) throws BlobException {
@@ -164,7 +164,7 @@ public final class Store extends BlobReader {
      * then its limit.
      *
      * @param name the name of the blob
-     * @param data the bytes, at most 64 MiB; those of a direct buffer are used in place
+     * @param data the bytes, at most 64 MiB; bytes of a direct buffer are used in place
      * @return the offset of the bytes
      * @throws BlobException NOT_FOUND if there is no blob of this name
      */
@@ -295,7 +295,7 @@ public final class Store extends BlobReader {
      * @param <E> the type of other exceptions of {@code body}
      * @return the result of {@code body}
      * @throws IOException see {@link #transact(Retries, TransactionBody)}
-     * @throws E that of {@code body}
+     * @throws E the exception of {@code body}
      */
     public <T, E extends Exception> T transact(TransactionBody<T, E> body) throws IOException, E {
         return transact(Retries.DEFAULT, body);
@@ -314,7 +314,7 @@ public final class Store extends BlobReader {
      * @return the result of the last run of {@code body}
      * @throws IOException the error of the last attempt, or {@link java.io.InterruptedIOException}
      *     if the thread is interrupted between two attempts
-     * @throws E that of {@code body}
+     * @throws E the exception of {@code body}
      */
     public <T, E extends Exception> T transact(Retries retries, TransactionBody<T, E> body) throws IOException, E {
         for (int attempt = 1; ; attempt++) {

@@ -158,7 +158,7 @@ public final class Transaction extends BlobReader {
      * @param name the name of the blob
      * @param offset the position of the first byte; a blob that ends before it is extended with
      *     zeros
-     * @param data the bytes, at most 64 MiB; those of a direct buffer are used in place
+     * @param data the bytes, at most 64 MiB; bytes of a direct buffer are used in place
      * @return the index of the operation
      * @throws BlobException if the operation is not valid
      */
@@ -193,7 +193,7 @@ public final class Transaction extends BlobReader {
      * #append(String, byte[])}. The position of the buffer is then its limit.
      *
      * @param name the name of the blob
-     * @param data the bytes, at most 64 MiB; those of a direct buffer are used in place
+     * @param data the bytes, at most 64 MiB; bytes of a direct buffer are used in place
      * @return the index of the operation
      * @throws BlobException if the operation is not valid
      */

@@ -26,9 +26,10 @@
  * and the use of a closed object an {@link java.lang.IllegalStateException}.
  *
  * <p><b>Threads.</b> Any number of threads may use the objects of this package at the same time.
- * One thread of each store completes its futures, one after another. It also runs functions such as
- * those of {@link java.util.concurrent.CompletableFuture#thenApply}, which must therefore neither
- * wait for other futures of the store nor close it. Functions that wait belong to
+ * One thread of each store completes its futures, one after another. It also runs the functions
+ * that a program passes to {@link java.util.concurrent.CompletableFuture#thenApply} and similar
+ * methods, which must therefore neither wait for other futures of the store nor close it.
+ * Functions that wait belong to
  * {@link java.util.concurrent.CompletableFuture#thenApplyAsync}.
  *
  * <p><b>Closing.</b> Objects that a program forgets are closed after a garbage collection. That can

@@ -2,7 +2,7 @@
 
 use super::*;
 
-impl World {
+impl Simulation {
     fn send(&mut self, index: usize, to: u32, request: Request) {
         let number = self.number();
         self.network.push((number, self.clients[index].id, to, encode(&request)));
@@ -16,7 +16,7 @@ impl World {
         requests.into_iter().for_each(|(to, request)| self.send(index, to, request));
     }
 
-    /// Lets a client take its replies and send its next requests.
+    /// Makes a client process its replies and send its next requests.
     pub(super) fn act(&mut self, index: usize) {
         // Requests without a reply are sent again.
         if !self.clients[index].calls.sent.is_empty() {
@@ -61,7 +61,7 @@ impl World {
             }
             State::Single => match replies.into_values().next() {
                 Some(Reply::Committed(_)) => self.end(index, Outcome::Committed),
-                // Another copy of the request can be executed when the lock is removed.
+                // Another copy of the request can still be executed when the lock is released.
                 Some(Reply::Refused(Refusal::Failed { .. } | Refusal::Locked { .. })) => {
                     self.end(index, Outcome::Unknown);
                 }
@@ -99,7 +99,7 @@ impl World {
         self.begin(index, State::Read(snapshots, lists), Vec::from_iter(request));
     }
 
-    /// Takes the reply to a read of a list, of the latest state if `rest` is `None`.
+    /// Processes the reply to a read of a list. If `rest` is `None`, the latest state was read.
     fn take_read(
         &mut self,
         index: usize,
@@ -123,7 +123,8 @@ impl World {
                 }
                 return;
             }
-            // The snapshot has ended, or does not contain a transaction that has ended.
+            // The snapshot has ended, or it does not contain a transaction that was committed
+            // meanwhile.
             Some(Reply::Unknown | Reply::Failed(_)) => return self.end(index, Outcome::Refused),
             other => panic!("{other:?}"),
         };
@@ -139,12 +140,12 @@ impl World {
         }
     }
 
-    /// Ends the transaction of a client: reads only, or with appends to one or more lists.
+    /// Ends the transaction of a client: it has only read, or it also appends to one or more lists.
     fn commit(&mut self, index: usize, snapshots: &[(SnapshotId, Version)]) {
         let appends: BTreeSet<u64> =
             (0..self.random.below(4)).map(|_| self.random.below(LISTS as usize) as u64).collect();
         if appends.is_empty() {
-            // A snapshot needs no commit.
+            // A transaction that only reads a snapshot needs no commit.
             return self.end(index, Outcome::Committed);
         }
         let mut operations = Vec::new();
@@ -213,7 +214,8 @@ impl World {
         let result = match joint.result() {
             _ if self.bug == Bug::EarlyAcknowledge && has_prepared => Some(Outcome::Committed),
             Some(JointResult::Committed(_)) => Some(Outcome::Committed),
-            // Only the loss of an old result leaves it unknown, and the histories are short.
+            // The outcome is unknown only after the removal of an old result, and the histories are
+            // too short for this.
             Some(JointResult::Refused(..)) => Some(Outcome::Refused),
             None => None,
         };

@@ -56,7 +56,7 @@ type Replies = Arc<Mutex<Vec<(u64, Vec<u8>)>>>;
 struct Server {
     sessions: Arc<Sessions>,
     store: OpenStore,
-    /// Those of the client of [`call`].
+    /// The permissions of the client that [`call`] uses.
     permissions: Arc<Permissions>,
 }
 
@@ -70,19 +70,20 @@ struct Calls {
 /// The state of a client.
 enum State {
     Idle,
-    /// It reads the latest state of a list.
+    /// The client reads the latest state of a list.
     Latest(u64),
-    /// It begins a snapshot of each group.
+    /// The client begins a snapshot of each group.
     Begin,
-    /// It compares them with the latest states.
+    /// The client compares the snapshots with the latest states.
     Compare(Snapshots),
-    /// It reads lists of the snapshots: those that are left.
+    /// The client reads lists of the snapshots. The second field has the lists that are not read
+    /// yet.
     Read(Snapshots, Vec<u64>),
-    /// Its reads are compared before the preparation, with the planted bug.
+    /// The reads of the client are compared before the preparation. Only with the planted bug.
     Validate(Split),
-    /// It commits in one group.
+    /// The client commits in one group.
     Single,
-    /// It commits in several groups, or ends the transaction of another client.
+    /// The client commits in several groups, or ends the transaction of another client.
     Joint(Box<JointTransaction>),
 }
 
@@ -99,12 +100,12 @@ struct Client {
     is_reported: bool,
 }
 
-struct World {
+struct Simulation {
     objects: MemoryObjects,
     clock: Arc<TestClock>,
     servers: Vec<Server>,
     clients: Vec<Client>,
-    /// Requests on their way: the number, the client, the group, and the bytes.
+    /// The requests that are not delivered yet: the number, the client, the group, and the bytes.
     network: Vec<(u64, u64, u32, Vec<u8>)>,
     replies: Replies,
     history: Vec<HistoryTransaction>,
@@ -180,8 +181,8 @@ impl Client {
     }
 }
 
-impl World {
-    fn new(seed: u64, bug: Bug) -> World {
+impl Simulation {
+    fn new(seed: u64, bug: Bug) -> Simulation {
         let (objects, clock) = (MemoryObjects::new(), Arc::default());
         let servers: Vec<Server> = (0..GROUPS).map(|number| open(&objects, number, &clock)).collect();
         for list in 0..LISTS {
@@ -191,7 +192,7 @@ impl World {
             server.store.commit(Transaction { operations, ..Transaction::default() }).expect("created");
         }
         let clients = (0..CLIENTS as u64).map(Client::new).collect();
-        World {
+        Simulation {
             objects,
             clock,
             servers,
@@ -292,7 +293,7 @@ impl World {
         }
     }
 
-    /// Replaces a client by another one.
+    /// Replaces a client that dies by a new client.
     fn die(&mut self, index: usize) {
         let outcome = match self.clients[index].has_sent {
             true => Outcome::Unknown,
@@ -319,7 +320,7 @@ impl World {
         client.reads.clear();
     }
 
-    /// Returns the content of a blob without the joint transactions that are prepared.
+    /// Returns the content of a blob as it was before the joint transactions that are prepared.
     fn old_value(&mut self, to: u32, coordinator: u32, name: &[u8]) -> Vec<u8> {
         let copy = MemoryObjects::new();
         for object in self.objects.names() {
@@ -395,7 +396,7 @@ impl World {
         problems
     }
 
-    /// Ends all transactions, reads everything at new servers, and checks the history.
+    /// Ends all transactions, reads all lists from new servers, and checks the history.
     fn finish(mut self) -> Result<BTreeMap<&'static str, usize>, String> {
         (0..CLIENTS).for_each(|index| self.die(index));
         let problems = self.problems();
@@ -472,15 +473,15 @@ fn read_request(list: u64, snapshot: Option<SnapshotId>) -> Request {
 }
 
 fn run(seed: u64, bug: Bug) -> Result<BTreeMap<&'static str, usize>, String> {
-    let mut world = World::new(seed, bug);
+    let mut simulation = Simulation::new(seed, bug);
     for _ in 0..STEPS {
-        world.step();
+        simulation.step();
     }
-    world.finish()
+    simulation.finish()
 }
 
-/// Returns how many histories are tried: `QUELL_HISTORIES`, or 150; and the first seed,
-/// `QUELL_SEED`.
+/// Returns the seeds of the histories. Their number is the value of `QUELL_HISTORIES`, or 150, and
+/// the first seed is the value of `QUELL_SEED`.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().map(|number| number.parse().expect("a number"));
     let first = number("QUELL_SEED").unwrap_or(0);
@@ -507,9 +508,9 @@ fn histories_of_several_groups_are_strictly_serializable() {
 #[test]
 fn a_check_of_all_groups_finds_transactions_that_are_committed_in_some() {
     let found = (0..40).filter(|seed| {
-        let mut world = World::new(*seed, Bug::ForgedDecisions);
-        (0..STEPS).for_each(|_| world.step());
-        let problems = world.problems();
+        let mut simulation = Simulation::new(*seed, Bug::ForgedDecisions);
+        (0..STEPS).for_each(|_| simulation.step());
+        let problems = simulation.problems();
         assert!(problems.iter().all(|problem| problem.kind == ProblemKind::HalfCommitted), "{problems:?}");
         !problems.is_empty()
     });

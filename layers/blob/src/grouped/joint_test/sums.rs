@@ -1,5 +1,5 @@
-//! Transactions that add to one number in each group. They commute, so none waits for another one,
-//! and all groups have the same number in each state that is read.
+//! Transactions that add to one number in each group. They commute, so they do not wait for each
+//! other, and all groups have the same number in each state that is read.
 
 use quell_wire::blob::Transform;
 
@@ -13,7 +13,7 @@ fn sum_name(group: u32) -> Vec<u8> {
     names.find(|name| group_of(name, GROUPS) == group).expect("a name")
 }
 
-/// Returns the number that the latest state of a group, or a snapshot, has; `None` if it is locked.
+/// Returns the number in the latest state of a group, or in a snapshot; `None` if it is locked.
 fn read_sum(server: &Server, group: u32, snapshot: Option<SnapshotId>) -> Option<i64> {
     let state = ReadState { snapshot, draft: Draft::Inline(Vec::new()) };
     let read = Request::Read { state, name: sum_name(group), offset: 0, length_bytes: 8 };
@@ -41,7 +41,8 @@ fn begin_addition(number: u64) -> JointTransaction {
     JointTransaction::begin((0..GROUPS).map(part).collect()).expect("parts")
 }
 
-/// Sends a request of a joint transaction to its server. The refusal of a preparation is returned.
+/// Sends a request of a joint transaction to its server. Returns the refusal if a preparation is
+/// refused.
 fn send_one(servers: &[Server], joint: &mut JointTransaction, random: &mut Random) -> Option<Refusal> {
     let requests = joint.requests();
     let (group, request) = requests[random.below(requests.len())].clone();
@@ -71,8 +72,9 @@ fn end_all(servers: &[Server], all: &mut Vec<JointTransaction>, random: &mut Ran
     committed
 }
 
-/// Runs additions in all groups at once. With `waits`, reads and other operations also wait for
-/// them. Returns the numbers of states that were read, and of operations that were refused.
+/// Runs additions in all groups at once. If `waits` is set, reads and other operations are executed
+/// too, and wait for the additions. Returns the number of states that were read, and the number of
+/// operations that were refused.
 fn run_sums(seed: u64, waits: bool) -> (usize, usize) {
     let mut random = Random::new(seed);
     let (objects, clock) = (MemoryObjects::new(), Arc::<TestClock>::default());
@@ -86,7 +88,7 @@ fn run_sums(seed: u64, waits: bool) -> (usize, usize) {
     let (mut reads, mut together, mut has_waited) = (0, 0, false);
     for step in 0..400 {
         clock.advance_ms(1);
-        // Sometimes there are so few that the numbers are not always locked.
+        // Sometimes there are so few additions that the numbers are not always locked.
         let adders_max = if step % 80 < 40 { ADDERS } else { 1 };
         if adders_max == 1 {
             committed += end_all(&servers, &mut abandoned, &mut random);
@@ -133,7 +135,7 @@ fn run_sums(seed: u64, waits: bool) -> (usize, usize) {
             }
             3..=5 if waits => {
                 has_waited = true;
-                // All groups have the same number of additions over all groups.
+                // A snapshot must have the same number of additions in all groups.
                 let begun = servers.iter().map(|server| match call(server, &Request::Begin) {
                     Reply::Begun { snapshot, .. } => snapshot,
                     other => panic!("{other:?}"),
@@ -201,7 +203,7 @@ fn no_further_additions_lock_a_number_that_others_wait_for() {
     assert_eq!(read_sum(&servers[0], 0, None), Some(2));
 }
 
-/// Appends to the blob of a sum in one group. Returns false if it is locked.
+/// Appends to the blob of a sum in one group. Returns false if the blob is locked.
 fn append(server: &Server, group: u32, number: u64) -> bool {
     let id = Some(TransactionId { client: 7, number, begun: Version(u64::MAX) });
     let operations = vec![Operation::Append { name: sum_name(group), data: b"x".to_vec() }];
@@ -227,7 +229,7 @@ fn run_waiters(seed: u64) -> usize {
         number += 1;
         begin_addition(number)
     };
-    // The additions that the last refused operation can have met are marked.
+    // The flag marks the additions that can have refused the last operation.
     let mut adders: Vec<(JointTransaction, bool)> = (0..ADDERS).map(|_| (next_addition(), false)).collect();
     let mut refused = 0;
     for round in 0..40 {
@@ -245,7 +247,7 @@ fn run_waiters(seed: u64) -> usize {
         }
         refused += 1;
         adders.iter_mut().for_each(|(_, is_met)| *is_met = true);
-        // The client repeats the operation within 100 ms after each refusal, or dies.
+        // The client repeats the operation within 100 ms after each refusal, unless it dies.
         let dies = random.one_in(4);
         let mut is_done = false;
         while !is_done && adders.iter().any(|(_, is_met)| *is_met) {
@@ -268,8 +270,8 @@ fn run_waiters(seed: u64) -> usize {
     refused
 }
 
-/// Sends a request of an addition. An addition that has ended is followed by another one at once.
-/// Returns whether one was committed.
+/// Sends a request of an addition. When an addition has ended, the next one begins at once. Returns
+/// whether an addition was committed.
 fn go_on(
     servers: &[Server],
     adders: &mut [(JointTransaction, bool)],

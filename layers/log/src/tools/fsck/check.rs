@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use quell_posix::WritableDir;
 use quell_vfs::{Error, ErrorKind, Kind, Result};
 
 use super::container_check::check_container;
@@ -9,6 +10,7 @@ use super::context::{Check, CheckOptions, CheckResult};
 use super::own_data::{check_own_data, check_parts};
 use super::problem::Problem;
 use super::repair::repair_container;
+use crate::container::{Container, OwnerChange};
 use crate::format::{HEAD_BYTES, container_name, joined};
 use crate::fs::{Entry, NameProblem, NameProblemKind, ResolvedPath, StoredDir, find};
 use crate::stores::Stores;
@@ -121,6 +123,11 @@ fn check_file(check: &Check<'_>, dir: &StoredDir, entry: &Entry, path: &[u8]) {
     if container.object().is_some() && !check.add_object(container.number(), container.identity()) {
         check.report(path, Problem::same_number());
     }
+    if let Err(error) = check_object(check, dir, entry, path, &container)
+        && (error.kind != ErrorKind::NotFound || exists())
+    {
+        check.report(path, Problem::not_checked(error));
+    }
     for _ in 0..ATTEMPTS_MAX {
         let checked = check_container(check, &container);
         if check.progress.is_stopped() {
@@ -142,6 +149,32 @@ fn check_file(check: &Check<'_>, dir: &StoredDir, entry: &Entry, path: &[u8]) {
     check.report(path, Problem::not_checked("it changes during every attempt"));
 }
 
+/// Checks the names and the owners of a file that began as an object.
+fn check_object(
+    check: &Check<'_>,
+    dir: &StoredDir,
+    entry: &Entry,
+    path: &[u8],
+    container: &Container,
+) -> Result<()> {
+    let Some(object) = container.object() else { return Ok(()) };
+    if object.stat()?.nlink > 1 {
+        check.report(path, Problem::several_names());
+    }
+    match container.owner_change()? {
+        OwnerChange::None => {}
+        OwnerChange::CanBeFinished => check.report_and_repair(path, Problem::several_owners(), || {
+            container.finish_owner_change(parent_of(dir, entry)?)
+        }),
+        OwnerChange::MustBeRepeated => check.report(path, Problem::several_owners()),
+    }
+    Ok(())
+}
+
+fn parent_of<'a>(dir: &'a StoredDir, entry: &Entry) -> Result<&'a dyn WritableDir> {
+    dir.in_store(entry.store).ok_or_else(|| Error::new(ErrorKind::NotFound, "open", &entry.name))
+}
+
 /// Returns true if a file began as an object whose header was never written, because of a power
 /// failure.
 fn is_without_header(dir: &StoredDir, entry: &Entry) -> Result<bool> {
@@ -154,9 +187,7 @@ fn is_without_header(dir: &StoredDir, entry: &Entry) -> Result<bool> {
 }
 
 fn remove_object(dir: &StoredDir, entry: &Entry) -> Result<()> {
-    let parent = dir.in_store(entry.store);
-    let parent = parent.ok_or_else(|| Error::new(ErrorKind::NotFound, "open", &entry.name))?;
-    parent.remove(&container_name(&entry.name)?)
+    parent_of(dir, entry)?.remove(&container_name(&entry.name)?)
 }
 
 #[cfg(test)]

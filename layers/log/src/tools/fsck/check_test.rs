@@ -677,3 +677,61 @@ fn an_object_of_a_killed_process_is_readable_and_its_writer_is_ended_by_a_repair
     assert_eq!(left, [""; 0]);
     assert_eq!(size(), (3 << 20) + 10);
 }
+
+/// Returns the owners of all parts of a file that began as an object.
+fn owners(stores: &[MemoryStore], name: &str) -> Vec<u32> {
+    let container = container(stores, name);
+    let object = container.object().unwrap().stat().unwrap().uid;
+    let dir = container.dir().unwrap();
+    let parts = [&b"access"[..], b"meta"].map(|part| dir.stat(part).unwrap().uid);
+    [&[object, dir.stat_self().unwrap().uid][..], &parts].concat()
+}
+
+#[test]
+fn an_interrupted_change_of_the_owner_is_reported_and_finished() {
+    let (mut at, mut was_interrupted, mut reported) = (0, true, 0);
+    while was_interrupted {
+        let stores = [MemoryStore::new()];
+        drop(make(&mount_of_objects(&stores, 1), "f", 1));
+        let file = again(&mount_of_objects(&stores, 2), "f", 2);
+        file.write_at(&[7; 100], 0).unwrap();
+        drop(file);
+        let root = Host { uid: 0, ..host(3, 3) };
+        let fs = LogFs::new(opened_by(&stores, root), Choices { index_threads: 1, ..Choices::default() });
+        let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
+        let mut count = 0;
+        stores[0].fail(move |_| {
+            count += 1;
+            (count > at).then_some(quell_vfs::errno::EIO)
+        });
+        let changed = fs.change(&Context::OWN, node, &Change { uid: Some(55), ..Change::default() });
+        was_interrupted = changed.is_err();
+        let _killed = std::mem::ManuallyDrop::new(fs);
+        stores[0].fail_nothing();
+        let opened = || Arc::new(opened_by(&stores, Host { uid: 0, ..host(4, 4) }));
+        let check =
+            |repair| check(&opened(), b"", &options(repair, 0, &[]), &ToolProgress::default()).unwrap();
+        let before = ids(&check(false));
+        let has_several = owners(&stores, "f").iter().any(|owner| *owner != owners(&stores, "f")[0]);
+        assert_eq!(before.contains(&"inconsistent-owner"), has_several, "{at}: {before:?}");
+        reported += usize::from(has_several);
+        let parts = owners(&stores, "f");
+        // `meta` changes before the object, and an object never gets the container of another user.
+        let can_be_finished = parts[3] == parts[0];
+        check(true);
+        let after = ids(&check(false)).contains(&"inconsistent-owner");
+        assert_eq!(after, has_several && !can_be_finished, "{at}: {parts:?}");
+        if after {
+            let fs = LogFs::new(opened_by(&stores, Host { uid: 0, ..host(5, 5) }), Choices::default());
+            let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
+            fs.change(&Context::OWN, node, &Change { uid: Some(55), ..Change::default() }).unwrap();
+            assert_eq!(ids(&check(false)), [""; 0], "{at}");
+        }
+        let owners = owners(&stores, "f");
+        assert!(owners.iter().all(|owner| *owner == owners[0]), "{at}: {owners:?}");
+        assert!(was_interrupted || owners[0] == 55, "{owners:?}");
+        assert_eq!(content(&stores, "f").unwrap(), [7; 100], "{at}");
+        at += 1;
+    }
+    assert!(reported > 3, "the owner is changed in several steps: {reported}");
+}

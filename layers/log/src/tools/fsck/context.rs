@@ -25,8 +25,8 @@ pub struct CheckOptions<'a> {
     pub threads: usize,
     /// Whether to repair the problems that can be repaired.
     pub repair: bool,
-    /// Nodes, or boots of nodes, that the user declares dead. Their writers are dead, except those
-    /// that began on this node during its present boot.
+    /// Nodes, or boots of nodes, that the user declares dead. Their writers are dead, except
+    /// writers that began on this node during its present boot.
     pub dead_nodes: &'a [String],
     /// Writers that the user declares dead.
     pub dead_writers: &'a [u64],
@@ -93,7 +93,8 @@ impl<'a> Check<'a> {
         result
     }
 
-    /// Records that a file was checked completely. The numbers are those of `CheckResult`.
+    /// Records that a file was checked completely. The numbers have the same meaning as in
+    /// `CheckResult`.
     pub fn add_file(&self, open_writers: u64, kept_writers: u64) {
         let mut result = lock(&self.result);
         result.files += 1;
@@ -122,12 +123,13 @@ impl<'a> Check<'a> {
         self.record(path, problem, outcome);
     }
 
-    /// Records that a container with this number exists. Returns false if one was known already.
+    /// Records that a container with this number exists. Returns false if such a container was
+    /// known already.
     pub fn add_container(&self, number: u128) -> bool {
         lock(&self.containers).insert(number)
     }
 
-    /// Records a file that began as an object. Returns false if another one has the same number.
+    /// Records a file that began as an object. Returns false if another object has the same number.
     pub fn add_object(&self, number: u128, identity: ContainerIdentity) -> bool {
         *lock(&self.objects).entry(number).or_insert(identity) == identity
     }
@@ -137,15 +139,15 @@ impl<'a> Check<'a> {
     }
 
     /// Returns true if the process is known to be dead, or on a node that the user declared dead. A
-    /// process of this boot of this node is dead only if it is known to be: the node runs, and the
-    /// process may run in another container.
+    /// process of this boot of this node is dead only if it is known to be dead: the node runs, and
+    /// the process may run in another container.
     pub fn is_dead(&self, holder: &Holder) -> bool {
         (self.stores.host().is_gone)(holder)
             || self.is_on_declared_node(holder) && !self.is_of_this_boot(holder)
     }
 
-    /// Returns true if the user declared the node of an open writer dead, but the writer is of this
-    /// boot of this node and not known to be dead.
+    /// Returns true if the user declared the node of an open writer dead, but the writer began
+    /// during the present boot of this node and is not known to be dead.
     pub fn is_kept(&self, holder: &Holder) -> bool {
         self.is_on_declared_node(holder) && !self.is_dead(holder)
     }

@@ -197,7 +197,7 @@ pub fn check_logs(
     let is_truncated = summary.last_truncation().is_some();
     let frames = &check.frames;
     let is_object = container.object_of(writer).is_some();
-    // An object has no index log, and bytes after its last complete frame do not count.
+    // An object has no index log, and bytes after its last complete frame are not part of the file.
     let index_scan = match is_object {
         true => IndexScan { exists: true, is_damaged: false, payload_offset: frames.payload_offset },
         false => index_scan,
@@ -246,7 +246,7 @@ fn keeps_unsynced(state: &WriterState, boot: u64) -> bool {
 /// A frame that is not complete.
 struct TornFrame {
     start: LogPosition,
-    /// Its damaged bytes, and those of later frames.
+    /// The damaged bytes of this frame and of later frames.
     damaged: Vec<LoggedBytes>,
 }
 
@@ -404,7 +404,7 @@ impl FrameWalk<'_> {
             damaged.extend(torn.damaged);
             frames.has_damaged_frame = !is_closed;
         } else {
-            // The last frame was not written completely and does not count.
+            // The last frame was not written completely and is not part of the file.
             (frames.log_offset, frames.payload_offset) = (torn.start.log_offset, torn.start.payload);
         }
         Ok(())
@@ -477,7 +477,7 @@ fn bad_blocks(
 }
 
 /// Returns true if there is a complete header of a later frame anywhere after `log_offset`. File
-/// data may look like one; in this case less is repaired, but nothing is lost.
+/// data may look like a header; in this case less is repaired, but nothing is lost.
 fn has_frame_after(
     data: &dyn OpenFile,
     log_offset: u64,

@@ -27,7 +27,7 @@ impl WriterState {
 /// The result of reading a data log from beginning to end, next to its index log.
 #[derive(Debug, Clone)]
 pub struct FrameScan {
-    /// Log offset and payload offset of the end of the frames that count.
+    /// Log offset and payload offset of the end of the frames that are part of the file.
     pub log_offset: u64,
     pub payload_offset: PayloadOffset,
     /// First and last epoch of these frames.

@@ -6,7 +6,7 @@
 //! `check` walks the tree, and `context` has the state of the walk. `container_check` and
 //! `log_check` read one container and the logs of one writer, and write nothing. `log_repairs` and
 //! `names` decide without I/O which problems and repairs follow from the results. `repair` does all
-//! repairs of a container, and `own_data` those of a store's `.quell` directory.
+//! repairs of a container, and `own_data` repairs a store's `.quell` directory.
 
 mod check;
 mod container_check;

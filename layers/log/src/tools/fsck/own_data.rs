@@ -7,7 +7,7 @@ use quell_vfs::{Kind, Result};
 use super::context::Check;
 use super::problem::Problem;
 use crate::container::{Container, owners_of};
-use crate::format::{OWN, is_own, number_name};
+use crate::format::{CLOSED_NEW_DIR, NEW_DIR, OWN, TRASH_DIR, is_own, number_name};
 use crate::not_found::none_if_not_found;
 use crate::stores::{StoreNumber, Stores, remove_shallow};
 
@@ -23,8 +23,8 @@ pub fn check_own_data(check: &Check<'_>, store: StoreNumber) -> Result<()> {
         }
     }
     let own = root.open_writable_dir(OWN)?;
-    for area in [&b"new"[..], b"trash"] {
-        // A drained store has no `new`.
+    for area in [NEW_DIR, CLOSED_NEW_DIR, TRASH_DIR] {
+        // A drained store has no `new`, and only a drain that was killed leaves `closed-new`.
         let Some(dir) = none_if_not_found(own.open_writable_dir(area))? else { continue };
         for name in dir.names()? {
             // A file is an object under construction, which is not used yet.

@@ -30,6 +30,8 @@ pub enum ProblemKind {
     Foreign,
     /// The stores disagree about a name: it exists more than once, or is not in every store.
     InconsistentName,
+    /// The parts of a file belong to different users.
+    InconsistentOwner,
     /// Logs that no name in `meta` refers to.
     OrphanLogs,
     /// Log directories of a container that is in none of the stores.
@@ -40,7 +42,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds, in the order of docs/guides/log-tools.md.
-    pub const ALL: [ProblemKind; 12] = [
+    pub const ALL: [ProblemKind; 13] = [
         ProblemKind::Metadata,
         ProblemKind::TornEnd,
         ProblemKind::DeadWriter,
@@ -50,6 +52,7 @@ impl ProblemKind {
         ProblemKind::HarmlessDamage,
         ProblemKind::Foreign,
         ProblemKind::InconsistentName,
+        ProblemKind::InconsistentOwner,
         ProblemKind::OrphanLogs,
         ProblemKind::OrphanParts,
         ProblemKind::NotChecked,
@@ -67,6 +70,7 @@ impl ProblemKind {
             ProblemKind::HarmlessDamage => "harmless-damage",
             ProblemKind::Foreign => "foreign",
             ProblemKind::InconsistentName => "inconsistent-name",
+            ProblemKind::InconsistentOwner => "inconsistent-owner",
             ProblemKind::OrphanLogs => "orphan-logs",
             ProblemKind::OrphanParts => "orphan-parts",
             ProblemKind::NotChecked => "not-checked",
@@ -172,6 +176,17 @@ impl Problem {
                     store itself: a change of one changes the other. Copy both through a mount, and remove them"
             .to_owned();
         Problem::new(ProblemKind::InconsistentName, text)
+    }
+
+    pub(crate) fn several_names() -> Problem {
+        let text = "an interrupted rename has left the file with two names. Remove one of them".to_owned();
+        Problem::new(ProblemKind::InconsistentName, text)
+    }
+
+    pub(crate) fn several_owners() -> Problem {
+        let text = "parts of the file belong to different users, as after an interrupted change of its owner"
+            .to_owned();
+        Problem::new(ProblemKind::InconsistentOwner, text)
     }
 
     pub(crate) fn damaged_ranges(writer: u64, ranges: Vec<Range<FileOffset>>) -> Problem {

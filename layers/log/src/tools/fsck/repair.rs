@@ -145,7 +145,7 @@ fn rebuild_index_log(container: &Container, log: &LogCheck) -> Result<()> {
     let writer = log.writer;
     let dir = container.logs_of(writer, false)?;
     let (data, _) = open_data_log(container, writer)?;
-    // The data log is synced, because the new index log states that it was.
+    // The data log is synced, because the new index log states that it was synced.
     container.open_data_for_repair(writer)?.sync()?;
     let random = number_name(container.stores().random_number());
     let temporary = [TEMPORARY_INDEX.as_bytes(), &random[..]].concat();

@@ -18,7 +18,8 @@ use crate::stores::{StoreNumber, remove_tree};
 fn delete_copy(container: &Container, trash: &dyn WritableDir, name: &[u8]) -> Result<()> {
     trash.sync()?;
     container.dir()?.remove(CONTAINER_RECORD)?;
-    // The name `moved` shows a process that still has the copy open that other names are missing.
+    // From the name `moved`, a process that still has the copy open detects that other names are
+    // missing.
     let meta = container.meta()?;
     meta.create_file(MOVED, 0o644)?;
     for name in meta.names()?.iter().filter(|name| *name != MOVED) {
@@ -100,7 +101,7 @@ impl Rebalance<'_> {
         if is_being_written(&source)? {
             return Ok(MoveResult::Busy);
         }
-        // Locks of the container would not conflict with those of its copy.
+        // Locks of the container would not conflict with locks of its copy.
         let moved =
             with_locks_excluded(&**source.dir()?, || self.move_unlocked(&source, dirs, stored, from, to));
         match moved {
@@ -109,7 +110,7 @@ impl Rebalance<'_> {
         }
     }
 
-    /// Moves a container of which no process holds a lock.
+    /// Moves a container on which no process holds a lock.
     fn move_unlocked(
         &self,
         source: &Container,

@@ -46,7 +46,7 @@ impl Rebalance<'_> {
         let stat = file.stat()?;
         let temporaries = self.stores.temporary_dir(store)?;
         let temporary = number_name(self.stores.random_number());
-        // Other users can reach this directory, but not necessarily the final one.
+        // Other users can reach this directory, but not necessarily the final directory.
         let copy = temporaries.create_file(&temporary, 0o600)?;
         let write = || -> Result<()> {
             let written = self.copy_bytes(&*file, &*copy, name, stat.size_bytes)?;
@@ -127,7 +127,7 @@ impl Rebalance<'_> {
         Ok(dir)
     }
 
-    /// Copies the symbolic links of the first store to `store`, which will be the first one.
+    /// Copies the symbolic links of the first store to `store`, which will be the first store.
     pub(super) fn copy_links(&self, root: &Dirs, store: StoreNumber) -> Result<()> {
         let mut waiting = vec![Arc::clone(root)];
         while let Some(dirs) = waiting.pop() {

@@ -3,10 +3,10 @@
 //! map.
 //!
 //! A container is first copied and synced, then gets its name in the new store, and is removed from
-//! the old one last. If the process is killed, there are at most two copies, of which the one in
-//! the home store is complete; the next run copies missing parts and removes the other. Logs only
-//! grow and their names are unique, so a copy is completed by copying files that are missing or
-//! shorter.
+//! the old store last. If the process is killed, there are at most two copies, of which the copy in
+//! the home store is complete; the next run copies missing parts and removes the other copy. Logs
+//! only grow and their names are unique, so a copy is completed by copying files that are missing
+//! or shorter.
 //!
 //! Files that are being written are skipped. A writer that opens a file while it is moved is
 //! detected by the names in `meta`, because every writer creates a name there before its logs: the

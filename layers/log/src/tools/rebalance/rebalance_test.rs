@@ -17,7 +17,7 @@ fn name(file: u64) -> String {
     format!("rank-{file}")
 }
 
-/// Creates files with logs of five processes each, a directory with one of them, and a link.
+/// Creates files with logs of five processes each, a directory with one of the files, and a link.
 fn filled(stores: &[MemoryStore]) {
     let fs = mount(stores, 11, 1);
     let new = NewEntry { permissions: 0o750, uid: 1000, gid: 100 };

@@ -13,7 +13,7 @@ use crate::stores::{StoreNumber, Stores, open_in_all_stores};
 use crate::tools::progress::{ToolProgress, run_tasks};
 
 /// The largest number of passes. A later pass finds files that were created in a drained store
-/// during the earlier ones.
+/// during the earlier passes.
 const PASSES_MAX: usize = 4;
 
 enum RebalanceTask {

@@ -23,7 +23,7 @@ pub struct RebalanceResult {
     pub bytes: u64,
     /// Files that are being written.
     pub busy: Vec<Vec<u8>>,
-    /// Files that could not be moved, and why.
+    /// Files that could not be moved, and the reasons.
     pub failed: Vec<(Vec<u8>, Error)>,
     /// The drained stores are empty and were removed from the map.
     pub is_complete: bool,
@@ -32,9 +32,9 @@ pub struct RebalanceResult {
 /// The outcome of the move of a file or a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MoveResult {
-    /// All of it is in the right store.
+    /// The whole file or container is in the right store.
     Placed,
-    /// It is being written and was not moved.
+    /// The file is being written and was not moved.
     Busy,
     /// There is no such file, or it was removed meanwhile.
     Absent,

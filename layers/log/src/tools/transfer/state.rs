@@ -53,7 +53,7 @@ pub struct TransferResult {
     pub short: Vec<Vec<u8>>,
     /// Objects that are not supported in a store: devices, sockets, FIFOs.
     pub special: Vec<Vec<u8>>,
-    /// Paths that could not be copied, and why.
+    /// Paths that could not be copied, and the reasons.
     pub failed: Vec<(Vec<u8>, Error)>,
 }
 
@@ -208,7 +208,7 @@ impl RangeCopies {
         RangeCopies { pending: Pending::new(ranges), failure: Mutex::default() }
     }
 
-    /// Ends the copy of a range. Returns the result of all if it was the last.
+    /// Ends the copy of a range. After the last range, returns the result of all ranges.
     pub fn finish(&self, copied: Result<()>) -> Option<Result<()>> {
         let failure = || lock(&self.failure);
         if let Err(error) = copied {

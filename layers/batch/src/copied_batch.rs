@@ -1,5 +1,5 @@
-//! The copy of the certificate and of the tables of a batch of another user, each of which is read
-//! once, before they are verified: their user can change them at any time.
+//! The copy of the certificate and of the tables of a batch of another user, before they are
+//! verified. Each file is read only once, because the user can change it at any time.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -22,8 +22,8 @@ const TABLES_BYTES_MAX: u64 = 1 << 40;
 /// The size of the buffer with which a table is copied.
 const COPY_BYTES: usize = 1 << 20;
 
-/// Returns whether the files of a batch must be copied before they are verified: its user can still
-/// change them. A batch that was submitted for a later commit has been copied already.
+/// Returns whether the files of a batch must be copied before they are verified, because its user
+/// can still change them. A batch that was submitted for a later commit has been copied already.
 pub(crate) fn needs_copy(store: &StoreDir, record: &BatchRecord) -> bool {
     let is_foreign = record.caller.uid != rustix::process::geteuid().as_raw();
     let is_in_incoming = matches!(record.state, BatchState::Open | BatchState::Refused { .. });
@@ -31,12 +31,13 @@ pub(crate) fn needs_copy(store: &StoreDir, record: &BatchRecord) -> bool {
 }
 
 /// Copies the certificate and the tables of a batch of another user to a directory of the owner, in
-/// the place of an earlier copy. Each is read once. Without a certificate nothing is copied.
+/// place of an earlier copy. Each file is read once. Without a certificate nothing is copied.
 ///
 /// # Errors
 /// `InvalidInput` if a file is not a regular file of the user with one name, is too large, or has
-/// holes; `Damaged` if the certificate is not one; those of files. Then there is no copy.
-pub(crate) fn take_in(store: &StoreDir, record: &BatchRecord, to: &BatchDir, syncs: bool) -> Result<()> {
+/// holes; `Damaged` if the certificate does not have its format; the errors of files. Then there is
+/// no copy.
+pub(crate) fn copy_batch(store: &StoreDir, record: &BatchRecord, to: &BatchDir, syncs: bool) -> Result<()> {
     let uid = record.caller.uid;
     let certificate = open_batch_dir(&store.open_dir(INCOMING)?, record.number, uid)
         .and_then(|from| Ok((open_file(&from, &String::from_utf8_lossy(CERTIFICATE), uid)?, from)));

@@ -1,0 +1,176 @@
+//! Batches that are prepared for a commit together with a transaction of blobs.
+
+mod stores;
+
+use std::fs::File;
+use std::sync::Arc;
+
+use quell_batch_service::{
+    Auxiliary, BatchRecord, BatchState, Image, Marker, NameSpace, NewNode, Primary, ROOT, TableDir,
+    TableFiles, Verdict, VerificationTask,
+};
+use quell_kv::MemoryStore;
+use quell_vfs::{Error, ErrorKind, Rename, Result};
+
+use stores::{FILE, Fixture, LATER, NEW, NOW, Open, make_dir, make_file, tables, tree};
+
+struct NoAuxiliary;
+
+impl Auxiliary for NoAuxiliary {
+    fn verify(&self, _: &VerificationTask) -> Result<Option<Verdict>> {
+        Ok(None)
+    }
+}
+
+fn marker(blob: &str) -> Marker {
+    Marker { location: "dir:/blobs".into(), blob: blob.into() }
+}
+
+fn prepare(fixture: &Fixture, batch: &Open, blob: &str) -> Result<BatchRecord> {
+    let certificate = fixture.certificate(batch);
+    let guard = fixture.primary.lock_commit(batch.record.number);
+    let changes =
+        |_, visit: &mut quell_batch_service::SubmittedVisitor<'_>| visit(&certificate, &*batch.files);
+    fixture.primary.prepare_by(&NoAuxiliary, &guard, &changes, &marker(blob))
+}
+
+fn publish(fixture: &Fixture, batch: &Open) -> Result<BatchRecord> {
+    fixture.primary.publish(&fixture.primary.lock_commit(batch.record.number))
+}
+
+fn withdraw(fixture: &Fixture, batch: &Open) -> Result<BatchRecord> {
+    fixture.primary.withdraw(&fixture.primary.lock_commit(batch.record.number))
+}
+
+fn assert_busy<T: std::fmt::Debug>(result: Result<T, Error>, reason: &str) {
+    let error = result.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Busy, "{error}");
+    assert!(error.to_string().contains(reason), "{error}");
+}
+
+#[test]
+fn a_prepared_batch_is_invisible_and_reserves_its_directories_until_it_is_published() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let [run, other] = ["run", "other"].map(|name| make_dir(&*master, ROOT, name));
+    let old = make_file(&*master, run, "old");
+    let batch = fixture.begin_as(stores::USER, run, false).unwrap();
+    make_file(&batch.names, run, "new");
+    batch.names.remove(run, b"old", LATER).unwrap();
+    let before = tree(&*master);
+    let prepared = prepare(&fixture, &batch, "one").unwrap();
+    assert!(matches!(&prepared.state, BatchState::Prepared(prepared) if prepared.marker == marker("one")));
+    assert_eq!(tree(&*master), before);
+    // Its tables are not garbage, and it can be ended by its transaction only.
+    assert_eq!(fixture.primary.unused_tables().unwrap(), []);
+    let number = batch.record.number;
+    assert_busy(fixture.commit(&batch), "it is prepared");
+    assert_busy(fixture.primary.abort(number), "it is prepared");
+    assert_busy(fixture.primary.submit(number), "it is prepared");
+    assert_busy(prepare(&fixture, &batch, "two"), "it is prepared");
+    assert_busy(fixture.begin_as(stores::USER, ROOT, false).map(drop), "is prepared, and changes");
+    // Others read its directories, and change other directories only.
+    for (result, name) in [
+        (master.create(run, b"mine", NewNode::File, FILE, NOW).map(drop), "create"),
+        (master.remove(run, b"old", LATER).map(drop), "remove"),
+        (master.rename((run, b"old"), (other, b"old"), Rename::Keep, LATER).map(drop), "rename"),
+        (master.change((old.inode.number, &old.place), &stores::content(b"bytes"), LATER).map(drop), "write"),
+    ] {
+        assert_busy(result, &format!("batch {number} is prepared"));
+        assert_eq!(tree(&*master), before, "{name}");
+    }
+    make_file(&*master, other, "free");
+    publish(&fixture, &batch).unwrap();
+    assert_eq!(
+        tree(&*master),
+        ["/ 755 4", "/other/ 755 2", "/other/free 644 1 ", "/run/ 755 2", "/run/new 644 1 "]
+    );
+    make_file(&*master, run, "later");
+    assert_eq!(publish(&fixture, &batch).unwrap_err().kind, ErrorKind::InvalidInput);
+    fixture.check("after the commit");
+}
+
+#[test]
+fn a_withdrawn_batch_is_open_and_can_be_prepared_again() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let batch = fixture.begin();
+    make_file(&batch.names, ROOT, "new");
+    assert_eq!(withdraw(&fixture, &batch).unwrap_err().kind, ErrorKind::InvalidInput);
+    prepare(&fixture, &batch, "one").unwrap();
+    assert_eq!(withdraw(&fixture, &batch).unwrap().state, BatchState::Open);
+    // The directory is free again, also for a name that is then in conflict.
+    make_file(&*master, ROOT, "new");
+    assert_busy(prepare(&fixture, &batch, "two"), "1 conflicts");
+    master.remove(ROOT, b"new", LATER).unwrap();
+    prepare(&fixture, &batch, "three").unwrap();
+    publish(&fixture, &batch).unwrap();
+    assert_eq!(tree(&*master), ["/ 755 2", "/new 644 1 "]);
+    fixture.check("after the commit");
+}
+
+#[test]
+fn a_submitted_batch_is_not_prepared() {
+    let fixture = Fixture::new();
+    let batch = fixture.begin();
+    make_file(&batch.names, ROOT, "new");
+    fixture.primary.submit(batch.record.number).unwrap();
+    let refused = prepare(&fixture, &batch, "one").unwrap_err();
+    assert!(refused.to_string().contains("it is submitted"), "{refused}");
+    fixture.commit(&batch).unwrap();
+}
+
+#[test]
+fn prepared_batches_are_published_in_any_order() {
+    for is_reversed in [false, true] {
+        let fixture = Fixture::new();
+        let master = fixture.master();
+        let dirs = ["a", "b", "c"].map(|name| make_dir(&*master, ROOT, name));
+        let batches = dirs.map(|dir| fixture.begin_as(stores::USER, dir, true).unwrap());
+        for (dir, batch) in dirs.iter().zip(&batches) {
+            make_file(&batch.names, *dir, "file");
+        }
+        prepare(&fixture, &batches[0], "a").unwrap();
+        prepare(&fixture, &batches[1], "b").unwrap();
+        // A batch without blobs is committed meanwhile.
+        fixture.commit(&batches[2]).unwrap();
+        let order = if is_reversed { [1, 0] } else { [0, 1] };
+        for at in order {
+            publish(&fixture, &batches[at]).unwrap();
+        }
+        assert_eq!(tree(&*master).iter().filter(|line| line.contains("/file")).count(), 3);
+        fixture.check("after the commits");
+    }
+}
+
+#[test]
+fn the_reservation_and_the_tables_are_there_after_the_store_is_opened_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Arc::new(MemoryStore::new());
+    Image::create(&*store, 7, NEW, NOW).unwrap();
+    let image = directory.path().join("image");
+    let open = |store: &Arc<MemoryStore>| Primary::open(store.clone(), Arc::new(tables(&image))).unwrap();
+    let fixture =
+        Fixture { primary: open(&store), directory: tempfile::tempdir().unwrap(), ..Fixture::new() };
+    let batch = fixture.begin();
+    make_file(&batch.names, ROOT, "new");
+    prepare(&fixture, &batch, "one").unwrap();
+    let number = batch.record.number;
+    drop(fixture);
+    let lost = Arc::new(MemoryStore::new());
+    let files = TableDir::new(File::open(&image).unwrap().into());
+    Image::rebuild(&*lost, &files).unwrap();
+    // The key-value store, and one that was rebuilt from the copy of the description.
+    for store in [store, lost] {
+        let primary = open(&store);
+        let master = primary.name_space();
+        assert_busy(master.create(ROOT, b"mine", NewNode::File, FILE, NOW), "is prepared");
+        for number in primary.unused_tables().unwrap() {
+            files.remove(number).unwrap();
+        }
+        let published = primary.publish(&primary.lock_commit(number)).unwrap();
+        assert!(matches!(published.state, BatchState::Committed { entries: 1, .. }), "{published:?}");
+        assert_eq!(tree(&*master), ["/ 755 2", "/new 644 1 "]);
+        make_file(&*master, ROOT, "mine");
+    }
+}
