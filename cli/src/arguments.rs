@@ -929,8 +929,8 @@ pub struct LogArgs {
     /// from 4K to 1G [default: 1M].
     #[arg(long, value_name = "BYTES", value_parser = buffer_bytes)]
     pub buffer: Option<u64>,
-    /// How to determine, when a file is opened, which log has which bytes of it [default:
-    /// parallel].
+    /// How the position of each range of a file in the logs is determined when the file is opened
+    /// [default: parallel].
     #[arg(long = "index", value_name = "METHOD", value_enum)]
     pub index_method: Option<IndexMethod>,
     /// With --index flatten and flatten-later: do not flatten a file if its index logs together are
@@ -1213,8 +1213,8 @@ pub struct ProbeArgs {
     pub json: bool,
 }
 
-/// Report what this machine supports, which view would be used and why, and how to enable a better
-/// one.
+/// Report the features of this machine, the view that would be used, the reason, and the way to
+/// enable a better view.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

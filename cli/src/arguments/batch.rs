@@ -91,8 +91,8 @@ pub struct BatchInitArgs {
 /// Ctrl-C or SIGTERM; then it answers the requests that it has begun, and ends.
 ///
 /// Mounts and commands find the server in the directory of the store, so they need no other options
-/// than without a server. Of a store for a group, other users need the option --trust-owner. They
-/// read and write the data of files larger than 64 KiB themselves.
+/// than without a server. They read and write the data of files larger than 64 KiB themselves.
+/// Users of a store for a group need the option --trust-owner, except for its owner.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -155,7 +155,7 @@ pub struct BatchVerifyArgs {
 /// `--join NUMBER`, on this node and on others, has a part of the batch. All parts are published at
 /// once by `quell batch commit`.
 ///
-/// Each part sees the files of the store as they were at the begin, and its own changes. A
+/// Each part sees the files of the store as they were when the batch began, and its own changes. A
 /// directory that several parts create becomes one directory. A file that several parts create is a
 /// conflict: the file of the part that joined first keeps the name.
 #[derive(Debug, Args)]

@@ -108,7 +108,7 @@ pub struct LogStatArgs {
     pub output: JsonArg,
 }
 
-/// Show which log has which bytes of a file, in the order of the file, including holes.
+/// Show the log of each range of bytes of a file, in the order of the file, including holes.
 ///
 /// Prints a line for each range: start and end in the file, writer, payload offset, offset in the
 /// data log, epoch and sequence. In a data log, a checksum of 8 bytes follows each block.
@@ -141,7 +141,7 @@ pub struct PartArgs {
     pub output: JsonLinesArg,
 }
 
-/// Show which bytes of a file a log has, and whether they are part of the file.
+/// Show the ranges of a file that were written to a log, and whether they are part of the file.
 ///
 /// The inverse of `map`, in the order of the log. The state of a range is `held` (part of the
 /// file), `overwritten` (by the writer in the last column; --json also prints epoch and sequence),

@@ -267,7 +267,7 @@ pub struct PoolStatusArgs {
     pub json: bool,
 }
 
-/// Print which daemon has which bytes of a file of a pool, and which one has its attributes.
+/// Print the daemon of each range of bytes of a file of a pool, and the daemon of its attributes.
 ///
 /// The ranges follow from the chunks, also where the file has holes.
 #[derive(Debug, Args)]

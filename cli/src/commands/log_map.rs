@@ -1,5 +1,5 @@
-//! `quell log map` and `query`: show which log has which bytes of a file, and the reverse. Lines
-//! are printed while the logs are read.
+//! `quell log map` and `query`: show the log of each range of bytes of a file, and the reverse.
+//! Lines are printed while the logs are read.
 
 use std::fmt::Write;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `quell pool map`: shows which daemon has which bytes of a file.
+//! `quell pool map`: shows the daemon of each range of bytes of a file.
 
 use std::process::ExitCode;
 
