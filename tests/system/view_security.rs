@@ -268,7 +268,7 @@ fn a_private_file_that_replaces_a_public_one_is_not_shown() {
     }
 }
 
-/// The table of docs/semantics.md, "What a user namespace cannot keep".
+/// The table of docs/semantics.md, "Differences in a user namespace".
 #[test]
 fn a_users_view_cannot_give_files_to_supplementary_groups() {
     if !is_root() {

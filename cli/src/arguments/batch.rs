@@ -72,7 +72,7 @@ pub struct BatchInitArgs {
     pub store: PathBuf,
     /// Let the members of this group (a name or a number) use the store through its server, `quell
     /// batch serve`. All of them can read all names and contents; the permissions of the entries
-    /// decide who can change them.
+    /// determine the users that can change them.
     #[arg(long, value_name = "GROUP", value_parser = users::parse_group, conflicts_with = "adopt")]
     pub group: Option<u32>,
     /// Begin with the entries of this directory, which keeps the bytes of its files.
