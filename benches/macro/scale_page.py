@@ -62,7 +62,9 @@ because they share the processors.
   in the direct start on 16 nodes, divided by the operations. A read takes {service['data'] * 1e6:.1f} us of a data server,
   computed in the same way.
 - A node needs the operations, reads and processor time of one measured node. The further nodes of a
-  job need the measured difference between 16 nodes and one, divided by 15.
+  job need the measured difference between 16 nodes and one, divided by 15. The nodes start at the
+  same time, with the default caches of the client. In [job.txt](job.txt), where they start one after
+  the other and the client keeps names for an hour, a further node makes 2 metadata operations.
 - A node works in {model.ROUNDS} rounds ({model.FEW_ROUNDS} for {model.MANY_NODES:,} nodes and more): processor, metadata operations, reads. It waits for
   each operation before it sends the next one.
 - The servers execute the requests in the order of their arrival, without limits of queues.
