@@ -292,8 +292,9 @@ pub enum ConflictSide {
     Theirs,
 }
 
-/// Publish a batch of several parts. Or publish one whose process ended after it had written its
-/// changes, but before it had committed them; `quell umount` commits such a batch otherwise.
+/// Publish a batch of several parts, or a batch whose process ended after it had written its
+/// changes and before it had committed them. Other batches are published by `quell umount`, or at
+/// the end of `quell run`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

@@ -84,7 +84,7 @@ pub struct PoolUpArgs {
     #[arg(long, value_name = "KIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=512))]
     pub chunk_kib: u32,
     /// Keep COPIES copies of all names and data on different daemons, 1 to 4, so that programs can
-    /// go on if a daemon fails. Writes then pass through the daemons.
+    /// continue if a daemon fails. Writes then pass through the daemons.
     #[arg(long, value_name = "COPIES", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4))]
     pub replicas: u16,
     /// When other processes see the size and the times of a file that a process writes: `sync`,
@@ -150,7 +150,7 @@ pub struct LaunchArgs {
 }
 
 /// Start more daemons for a running pool, and move parts of the names and data to them. Programs
-/// that use the pool go on.
+/// that use the pool continue.
 ///
 /// The nodes of the pool are the nodes of the Slurm, PBS or Flux job of this command, or of
 /// --hosts. Nodes that have a daemon are omitted. The pool must have been started with --expand-to,
@@ -173,7 +173,7 @@ pub struct PoolExpandArgs {
 }
 
 /// Move all names and data away from daemons of a running pool, and end these daemons. Programs on
-/// other nodes go on.
+/// other nodes continue.
 ///
 /// The pool is not changed if a program on one of their nodes uses it, or if the other daemons have
 /// too little space. Use the command on the node on which the pool was started. If it is
