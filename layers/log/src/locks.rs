@@ -26,7 +26,7 @@ pub(crate) enum Rank {
     /// The state of one writer.
     Writer,
     /// One thread creates the container of an object; other threads that need it wait.
-    Joining,
+    ContainerCreation,
     /// One thread reads a newer placement map and opens its stores; other threads that need it
     /// wait.
     PlacementMap,

@@ -22,7 +22,7 @@ use crate::format::{
 };
 use crate::locks::{Rank, RankedMutex};
 use crate::not_found::none_if_not_found;
-use crate::stores::{Host, JoinState, StoreNumber, Stores, Ticket, remove_tree};
+use crate::stores::{CreationState, Host, StoreNumber, Stores, Ticket, remove_tree};
 
 /// Permissions of log files. Every user that can reach a log can read it: the container's directory
 /// restricts access.
@@ -45,7 +45,7 @@ pub struct ContainerIdentity {
 }
 
 /// The container of an object, as it was found.
-struct Joined {
+struct FoundContainer {
     dir: Arc<dyn WritableDir>,
     record: Head,
 }
@@ -61,16 +61,19 @@ pub struct Container {
     record: OnceLock<Head>,
     planned: Head,
     /// Held while one thread creates the container of an object.
-    joining: RankedMutex<()>,
+    creating: RankedMutex<()>,
     /// The state in which the file was found to be only an object. As long as it is the state of
     /// the stores, no process can have created the container.
-    only_object_in: RankedMutex<Option<JoinState>>,
+    only_object_in: RankedMutex<Option<CreationState>>,
     identity: FileIdentity,
     home: StoreNumber,
     stores: Arc<Stores>,
     meta: OnceLock<Arc<dyn WritableDir>>,
     /// The key of this container's log directories in the cache of open log directories.
     ticket: Ticket,
+    /// The name of the container in `trash`, if the object had lost its name before the container
+    /// was created.
+    name_in_trash: RankedMutex<Option<Vec<u8>>>,
     /// A sync of the record failed. The record is rewritten before the next sync, because that sync
     /// would succeed even if the data was lost.
     is_record_doubtful: AtomicBool,
@@ -189,13 +192,14 @@ impl Container {
             dir: OnceLock::new(),
             record: OnceLock::new(),
             planned,
-            joining: RankedMutex::new(Rank::Joining, ()),
+            creating: RankedMutex::new(Rank::ContainerCreation, ()),
             only_object_in: RankedMutex::new(Rank::Leaf, None),
             identity,
             home,
             stores: Arc::clone(stores),
             meta: OnceLock::new(),
             ticket: stores.log_dirs().ticket(),
+            name_in_trash: RankedMutex::new(Rank::Leaf, None),
             is_record_doubtful: AtomicBool::new(false),
         }
     }
@@ -217,7 +221,7 @@ impl Container {
     ) -> Result<(Container, Stat)> {
         let numbers = (stores.random_number(), stores.random_writer());
         // Read before other processes can find the object.
-        let joins = stores.join_state();
+        let state = stores.creation_state();
         let create = |temporaries: &dyn WritableDir| {
             Object::create(temporaries, (parent, name), new, numbers, stores.host(), has_writer)
         };
@@ -236,7 +240,7 @@ impl Container {
         );
         let planned = record_of_object(stores, numbers.0);
         let container = Container::with(Some(object), planned, stat.identity(), home, stores);
-        *container.only_object_in.lock() = joins;
+        *container.only_object_in.lock() = state;
         stores.known_objects().remove((home, stat.identity()));
         Ok((container, stat))
     }
@@ -251,9 +255,9 @@ impl Container {
         let (object, stat) = Object::open(parent, name)?;
         let planned = record_of_object(stores, object.head().container);
         let container = Container::with(Some(object), planned, stat.identity(), home, stores);
-        let joins = stores.join_state();
-        if joins.is_some_and(|joins| stores.known_objects().has(joins, home, &stat)) {
-            *container.only_object_in.lock() = joins;
+        let state = stores.creation_state();
+        if state.is_some_and(|state| stores.known_objects().has(state, home, &stat)) {
+            *container.only_object_in.lock() = state;
         }
         Ok(container)
     }
@@ -359,7 +363,7 @@ impl Container {
     pub fn dir(&self) -> Result<&Arc<dyn WritableDir>> {
         match self.dir.get() {
             Some(dir) => Ok(dir),
-            None => self.join(),
+            None => self.create_or_open_dir(),
         }
     }
 
@@ -381,11 +385,11 @@ impl Container {
     /// Records that the first writer has ended, and that the file was only an object afterwards.
     /// Does nothing if other processes may change this.
     pub(crate) fn note_complete(&self) {
-        let joins = *self.only_object_in.lock();
-        if let (Some(object), Some(joins)) = (&self.object, joins)
+        let state = *self.only_object_in.lock();
+        if let (Some(object), Some(state)) = (&self.object, state)
             && let Some(size_bytes) = object.complete_bytes()
         {
-            self.stores.known_objects().add(joins, (self.home, self.identity), size_bytes);
+            self.stores.known_objects().add(state, (self.home, self.identity), size_bytes);
         }
     }
 
@@ -397,7 +401,7 @@ impl Container {
     /// Returns the container's directory, if any process has created it completely.
     fn existing_dir(&self) -> Result<Option<&Arc<dyn WritableDir>>> {
         if self.dir.get().is_none()
-            && let Some(found) = self.find_joined()?
+            && let Some(found) = self.find_container()?
         {
             self.keep_if_complete(&found)?;
         }
@@ -406,7 +410,7 @@ impl Container {
 
     /// Keeps the container of an object open if it is part of the file. Returns whether it is part
     /// of the file.
-    fn keep_if_complete(&self, found: &Joined) -> Result<bool> {
+    fn keep_if_complete(&self, found: &FoundContainer) -> Result<bool> {
         let is_complete = none_if_not_found(found.dir.stat(ACCESS))?.is_some();
         if is_complete {
             // Another thread may have set the same values.
@@ -418,10 +422,10 @@ impl Container {
     /// Finds the container of an object, which is not part of the file before it has `access`. The
     /// container must belong to the owner of the object, because any user can know or forge the
     /// number; or to root, while root gives the file from one user to another.
-    fn find_joined(&self) -> Result<Option<Joined>> {
+    fn find_container(&self) -> Result<Option<FoundContainer>> {
         let Some(object) = &self.object else { return Ok(None) };
-        let joins = self.stores.join_state();
-        if joins.is_some() && *self.only_object_in.lock() == joins {
+        let state = self.stores.creation_state();
+        if state.is_some() && *self.only_object_in.lock() == state {
             return Ok(None);
         }
         let (parts, name) = (self.stores.kept_parts_dir(self.home)?, number_name(self.number()));
@@ -429,7 +433,7 @@ impl Container {
         loop {
             let opened = parts.open_writable_dir(&name);
             if opened.as_ref().is_err_and(|error| error.kind == ErrorKind::NotFound) {
-                *self.only_object_in.lock() = joins;
+                *self.only_object_in.lock() = state;
                 return Ok(None);
             }
             // The owner of the object is read before and after the owner of the directory, but not
@@ -447,13 +451,13 @@ impl Container {
                 },
             };
             if dir_owner == owner {
-                return self.read_joined(opened?, owner, &name);
+                return self.read_container(opened?, owner, &name);
             }
             if dir_owner == 0
                 && let Ok(dir) = &opened
                 && is_given_to(&**dir, owner)?
             {
-                return self.read_joined(opened?, owner, &name);
+                return self.read_container(opened?, owner, &name);
             }
             // Root may have changed the owner of both meanwhile.
             known_owner = Some(object.stat()?.uid);
@@ -464,7 +468,12 @@ impl Container {
     }
 
     /// Reads the record of the container of an object, whose owner is `owner`.
-    fn read_joined(&self, dir: Arc<dyn WritableDir>, owner: u32, name: &[u8]) -> Result<Option<Joined>> {
+    fn read_container(
+        &self,
+        dir: Arc<dyn WritableDir>,
+        owner: u32,
+        name: &[u8],
+    ) -> Result<Option<FoundContainer>> {
         let Some(file) = none_if_not_found(dir.open_file(CONTAINER_RECORD))? else { return Ok(None) };
         let stat = file.stat()?;
         // Other users may have moved this file here.
@@ -473,7 +482,7 @@ impl Container {
         }
         let record = read_record(&*file, name)?;
         match record.container == self.number() && record.block_bytes == self.planned.block_bytes {
-            true => Ok(Some(Joined { dir, record })),
+            true => Ok(Some(FoundContainer { dir, record })),
             false => Err(Error {
                 source: Some("it belongs to another file".into()),
                 ..Error::new(ErrorKind::Damaged, "open", name)
@@ -484,27 +493,37 @@ impl Container {
     /// Creates the container of an object, or opens the container that another process has created.
     /// From then on, writers other than the first one have logs, and the names in `meta` take
     /// effect.
-    fn join(&self) -> Result<&Arc<dyn WritableDir>> {
-        let _one = self.joining.lock();
+    fn create_or_open_dir(&self) -> Result<&Arc<dyn WritableDir>> {
+        let _one = self.creating.lock();
         if let Some(dir) = self.existing_dir()? {
             return Ok(dir);
         }
         let object = self.object.as_ref().expect("a file without a directory is an object");
+        match self.create_or_open_in_parts(object) {
+            Err(error) if error.kind == ErrorKind::Stale && object.stat()?.nlink == 0 => {
+                self.create_in_trash(object)?;
+            }
+            created => created?,
+        }
+        Ok(self.dir.get().expect("it was set"))
+    }
+
+    /// Creates the container of an object in `parts`, where each process finds it, or opens it.
+    ///
+    /// # Errors
+    ///
+    /// `Stale` if the object has no name.
+    fn create_or_open_in_parts(&self, object: &Object) -> Result<()> {
         let stat = object.stat()?;
         if stat.nlink == 0 {
             return Err(removed());
         }
-        if !self.may_join(&stat) {
-            return Err(Error {
-                source: Some("another user's file that only its owner may change".into()),
-                ..Error::new(ErrorKind::PermissionDenied, "create the container of", self.shown_number())
-            });
-        }
-        if self.find_joined()?.is_none() {
-            self.begin_joined(object, &stat)?;
+        self.check_may_create_container(&stat)?;
+        if self.find_container()?.is_none() {
+            self.begin_container(object, &stat)?;
         }
         match self.complete_if_begun()? {
-            true => Ok(self.dir.get().expect("it was found")),
+            true => Ok(()),
             false if object.stat()?.nlink == 0 => Err(removed()),
             false => Err(Error {
                 source: Some("a directory of another user has its name in `parts`".into()),
@@ -513,26 +532,78 @@ impl Container {
         }
     }
 
+    /// Creates the container of an object that has lost its name, for the handles of this process
+    /// that still use the file. The container is created in `trash`, where no other process uses
+    /// it: the process that has removed the object has looked in `parts` already, and would leave a
+    /// container there. [`take_name_in_trash`](Self::take_name_in_trash) returns its name.
+    fn create_in_trash(&self, object: &Object) -> Result<()> {
+        let stat = object.stat()?;
+        self.check_may_create_container(&stat)?;
+        let (trash, name) = (self.stores.trash_dir(self.home)?, number_name(self.stores.random_number()));
+        let created = self.make_container(object, &stat, &*trash, &name).and_then(|dir| {
+            self.complete(object, &stat, &*dir)?;
+            Ok(dir)
+        });
+        tracing::debug!(
+            container = %self.shown_number(),
+            is_created = created.is_ok(),
+            "creating the container of a removed object"
+        );
+        match created {
+            Ok(dir) => {
+                *self.name_in_trash.lock() = Some(name);
+                let _ = (self.record.set(self.planned), self.dir.set(dir)); // they were not set before
+                self.note_end_of_first_writer(object)
+            }
+            Err(error) => {
+                // Otherwise `quell log fsck` finds it.
+                let _ = none_if_not_found(remove_tree(&*trash, &name));
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns the name of the container in `trash` if this process has created it after the object
+    /// had lost its name. The caller deletes the container when the file is closed.
+    pub(crate) fn take_name_in_trash(&self) -> Option<Vec<u8>> {
+        self.name_in_trash.lock().take()
+    }
+
+    /// Fails unless this process may create the container of an object with these attributes.
+    fn check_may_create_container(&self, object: &Stat) -> Result<()> {
+        match self.may_create_container(object) {
+            true => Ok(()),
+            false => Err(Error {
+                source: Some("another user's file that only its owner may change".into()),
+                ..Error::new(ErrorKind::PermissionDenied, "create the container of", self.shown_number())
+            }),
+        }
+    }
+
     /// Returns true if this process may create the container of an object with these attributes.
-    fn may_join(&self, object: &Stat) -> bool {
+    fn may_create_container(&self, object: &Stat) -> bool {
         object.uid == self.stores.acting_uid() || self.stores.has_root_power()
     }
 
     /// Creates the container of an object, without `access`.
-    fn begin_joined(&self, object: &Object, stat: &Stat) -> Result<()> {
+    fn begin_container(&self, object: &Object, stat: &Stat) -> Result<()> {
         let (temporaries, parts) =
             (self.stores.temporary_dir(self.home)?, self.stores.kept_parts_dir(self.home)?);
         let (temporary, name) = (number_name(self.stores.random_number()), number_name(self.number()));
-        let made = self.make_joined(object, stat, &*temporaries, &temporary).and_then(|()| {
-            self.stores.begin_join_state();
+        let made = self.make_container(object, stat, &*temporaries, &temporary).and_then(|_| {
+            self.stores.begin_creation_state();
             let renamed = temporaries.rename(&temporary, &*parts, &name, Rename::Replace);
             // Otherwise a thread that has looked for the container before the rename would record
             // that there is none in the current state.
-            self.stores.begin_join_state();
+            self.stores.begin_creation_state();
             renamed.map_err(exists_if_in_use)?;
             if object.may_be_synced() { parts.sync() } else { Ok(()) }
         });
-        tracing::debug!(container = %self.shown_number(), is_created = made.is_ok(), "joining an object");
+        tracing::debug!(
+            container = %self.shown_number(),
+            is_created = made.is_ok(),
+            "creating the container of an object"
+        );
         match made {
             Ok(()) => Ok(()),
             Err(error) => {
@@ -546,8 +617,14 @@ impl Container {
         }
     }
 
-    /// Creates the content of the container of an object in `parent`, except for `access`.
-    fn make_joined(&self, object: &Object, stat: &Stat, parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
+    /// Creates the container of an object in `parent`, without `access`.
+    fn make_container(
+        &self,
+        object: &Object,
+        stat: &Stat,
+        parent: &dyn WritableDir,
+        name: &[u8],
+    ) -> Result<Arc<dyn WritableDir>> {
         let permissions = stat.mode & 0o7777;
         let dir = parent.make_and_open_dir(name, dir_permissions(permissions))?;
         let new = NewEntry { permissions, uid: stat.uid, gid: stat.gid };
@@ -561,7 +638,7 @@ impl Container {
             meta.sync()?;
             dir.sync()?;
         }
-        Ok(())
+        Ok(dir)
     }
 
     /// Completes the container of an object if a process has begun to create it. Returns whether
@@ -575,7 +652,7 @@ impl Container {
         if self.dir.get().is_some() {
             return Ok(true);
         }
-        let (Some(object), Some(found)) = (&self.object, self.find_joined()?) else {
+        let (Some(object), Some(found)) = (&self.object, self.find_container()?) else {
             return Ok(self.dir.get().is_some());
         };
         if self.keep_if_complete(&found)? {
@@ -583,10 +660,10 @@ impl Container {
         }
         let stat = object.stat()?;
         if stat.nlink == 0 {
-            self.discard_joined()?;
+            self.discard_container()?;
             return Err(removed());
         }
-        if !self.may_join(&stat) {
+        if !self.may_create_container(&stat) {
             return Ok(false); // nothing was written to it yet
         }
         self.complete(object, &stat, &*found.dir)?;
@@ -667,9 +744,9 @@ impl Container {
     }
 
     /// Removes the container of an object that was removed.
-    pub(crate) fn discard_joined(&self) -> Result<()> {
+    pub(crate) fn discard_container(&self) -> Result<()> {
         let name = number_name(self.stores.random_number());
-        match self.move_joined_to_trash(&name)? {
+        match self.move_container_to_trash(&name)? {
             true => delete_container(&self.stores, self.home, &name, self.number()),
             false => Ok(()),
         }
@@ -677,8 +754,8 @@ impl Container {
 
     /// Moves the container of an object that was removed to `trash`, under the name `name`. Returns
     /// false if there is none.
-    pub(crate) fn move_joined_to_trash(&self, name: &[u8]) -> Result<bool> {
-        if self.find_joined()?.is_none() {
+    pub(crate) fn move_container_to_trash(&self, name: &[u8]) -> Result<bool> {
+        if self.find_container()?.is_none() {
             return Ok(false);
         }
         let (parts, trash) = (self.stores.kept_parts_dir(self.home)?, self.stores.trash_dir(self.home)?);

@@ -61,7 +61,7 @@ pub(crate) fn attributes(mount: &Mount, node: NodeId) -> Result<Attributes> {
 /// Returns the attributes of a node that is not open, if it is an object that is known to be a
 /// whole file.
 fn attributes_of_known_object(mount: &Mount, node: NodeId, known: &Node) -> Result<Option<Attributes>> {
-    if known.is_removed || mount.files.peek(node).is_some() || mount.stores.join_state().is_none() {
+    if known.is_removed || mount.files.peek(node).is_some() || mount.stores.creation_state().is_none() {
         return Ok(None);
     }
     let SearchResult { found, .. } = search(mount, EntryName { dir: known.parent, name: &known.name })?;
@@ -76,7 +76,7 @@ pub(crate) fn attributes_if_known_object(
     found: &FoundEntry,
 ) -> Option<Attributes> {
     let FoundEntry { store, kind, stat } = *found;
-    let state = mount.stores.join_state()?;
+    let state = mount.stores.creation_state()?;
     // A file with set-id bits has a container.
     if kind != Kind::File || stat.mode & SET_ID != 0 || !mount.stores.known_objects().has(state, store, &stat)
     {

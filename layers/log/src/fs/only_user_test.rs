@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use quell_testkit::MemoryStore;
-use quell_vfs::{Context, ErrorKind, FileSystem, OpenMode, ReadAt, Writable, WritableFile};
+use quell_vfs::{Context, ErrorKind, FileSystem, OpenMode, ReadAt, Rename, Writable, WritableFile};
 
 use crate::fs::LogFs;
-use crate::test_stores::{again, make, mount_in_use};
+use crate::session::Choices;
+use crate::test_stores::{again, host, make, mount_in_use, opened_by};
 
 /// Makes the mount the only user for longer than a test lasts.
 fn be_only_user(fs: &LogFs) -> bool {
@@ -85,6 +86,35 @@ fn a_handle_of_the_only_user_fails_after_another_mount_has_removed_the_file() {
     make(&other, "file", 7).write_at(b"another file", 0).unwrap();
     let error = kept.read_at(&mut [0; 10], 0).unwrap_err();
     assert!(matches!(error.kind, ErrorKind::Stale | ErrorKind::NotFound), "{error}");
+}
+
+#[test]
+fn a_handle_of_the_only_user_keeps_an_object_that_another_mount_has_replaced() {
+    let stores = [MemoryStore::new()];
+    let objects = |pid: u32, pause: &mut dyn FnMut() -> bool| {
+        let opened = opened_by(&stores, host(pid.into(), pid)).begin_use(pause).unwrap();
+        let choices = Choices { begins_as_object: true, index_threads: 1, ..Choices::default() };
+        LogFs::new(opened, choices)
+    };
+    let fs = objects(1, &mut || false);
+    open_new(&fs, b"before").close().unwrap();
+    assert!(be_only_user(&fs));
+    let (kept, unread) = (open(&fs, OpenMode::READ), open(&fs, OpenMode::READ));
+    assert_eq!(read(&*kept), b"before");
+    let mut share = || {
+        share(&fs);
+        true
+    };
+    let other = objects(2, &mut share);
+    for content in [&b"second"[..], b"third"] {
+        let file = make(&other, "new", 7);
+        file.write_at(content, 0).unwrap();
+        file.close().unwrap();
+        let root = other.root();
+        other.rename(&Context::OWN, root, b"new", root, b"file", Rename::Replace).unwrap();
+        assert_eq!((read(&*kept), read(&*unread)), (b"before".to_vec(), b"before".to_vec()));
+        assert_eq!(read(&*open(&fs, OpenMode::READ)), content);
+    }
 }
 
 /// The kernel may keep the data of a file until the frontend is told that it must not.

@@ -67,9 +67,11 @@ impl SharedFile {
     }
 
     /// Makes later reads return what other processes have published so far. Errors: `Stale` if
-    /// another process has removed or replaced the file.
+    /// another process has removed or replaced the file, and the file has a container. An object
+    /// can be read without a name.
     pub fn follow_others(&self) -> Result<()> {
-        if !self.is_removed() && self.file.container().is_gone()? {
+        let container = self.file.container();
+        if !self.is_removed() && !container.was_only_object() && container.is_gone()? {
             return Err(Error::new(ErrorKind::Stale, "read", "a file that was removed"));
         }
         self.file.refresh()
@@ -77,12 +79,21 @@ impl SharedFile {
 
     /// Deletes the container if the file was removed.
     pub fn delete_if_removed(&self) -> Result<()> {
-        let Some(name) = self.trash.lock().take() else { return Ok(()) };
+        let container = self.file.container();
+        let moved = self.trash.lock().take();
+        let names = [moved, container.take_name_in_trash()];
+        if names.iter().all(Option::is_none) {
+            return Ok(());
+        }
         // Assumes the process's own credentials, because the user of the last close may not be the
         // user who removed the file.
         let _process = assume(None)?;
-        let container = self.file.container();
-        delete_container(&self.stores, container.home(), &name, container.number())
+        let mut deleted = Ok(());
+        for name in names.into_iter().flatten() {
+            deleted =
+                deleted.and(delete_container(&self.stores, container.home(), &name, container.number()));
+        }
+        deleted
     }
 }
 

@@ -2,7 +2,6 @@
 //! are kept as long as it is referenced.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use quell_posix::{Stat, WritableDir, assume};
 use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Rename, Result};
@@ -12,7 +11,6 @@ use crate::format::{container_name, number_name, other_name};
 use crate::fs::attributes::attributes_from;
 use crate::fs::files::add_file;
 use crate::fs::mount::{EntryName, Mount, RemovedLink};
-use crate::fs::open_files::SharedFile;
 use crate::fs::search::{FoundEntry, SearchResult, has_moved, search};
 use crate::fs::store_dirs::{Dirs, check_empty, remove_everywhere};
 use crate::stores::StoreNumber;
@@ -206,7 +204,7 @@ pub(crate) fn discard_by(
     let object = shared.as_ref().map(|shared| shared.file.container()).or(container.as_ref());
     match object.filter(|_| is_object) {
         Some(container) => {
-            if !remove_object(shared.as_deref(), container, &name, remove)? {
+            if !remove_object(container, &name, remove)? {
                 // The object stays open as long as the file is used. The last close deletes it.
                 if let Some(shared) = shared {
                     shared.set_unlinked();
@@ -237,19 +235,10 @@ pub(crate) fn discard_by(
 ///
 /// A process that creates the container at the same time looks for the object afterwards, and
 /// removes the container if the object was removed.
-fn remove_object(
-    shared: Option<&SharedFile>,
-    container: &Container,
-    name: &[u8],
-    remove: &dyn Fn() -> Result<()>,
-) -> Result<bool> {
-    // A process that has the file open may write more than an object can hold, and the container
-    // cannot be created after the object has lost its name.
-    if shared.is_some_and(|shared| shared.handles.load(Ordering::Relaxed) > 0)
-        && let Err(error) = container.dir()
-    {
-        tracing::debug!(%error, "cannot create the container of a file that is being removed");
-    }
+///
+/// Processes that have the file open keep the object. If they need a container later, it is created
+/// in `trash` (`Container::dir`).
+fn remove_object(container: &Container, name: &[u8], remove: &dyn Fn() -> Result<()>) -> Result<bool> {
     remove()?;
     // Another mount may have given the object a second name, see `rename_object`. Read before the
     // removal, the link count would not include a name that is added meanwhile.
@@ -260,7 +249,7 @@ fn remove_object(
     }
     // The file is removed, as requested. `quell log fsck` finds a container without an object.
     let _process = assume(None)?;
-    Ok(container.move_joined_to_trash(name).unwrap_or_else(|error| {
+    Ok(container.move_container_to_trash(name).unwrap_or_else(|error| {
         tracing::debug!(%error, "cannot remove the container of an object");
         false
     }))

@@ -12,7 +12,7 @@
 //! | `Epoch` | `LogFile::epoch` | one thread takes an epoch | yes; only threads that need a later epoch wait |
 //! | `MapUpdate` | `Reader::update` | one thread reads index logs or writes a scratch file | yes; only threads that need the data of other nodes wait |
 //! | `Writer` | `Writer::state` | the collected frame and the logs of one writer | yes: its owner writes; threads that need its data in the log wait |
-//! | `Joining` | `Container::joining` | one thread creates the container of an object | yes; threads that need the container wait |
+//! | `ContainerCreation` | `Container::creating` | one thread creates the container of an object | yes; threads that need the container wait |
 //! | `PlacementMap` | `Stores::looking` | one thread reads a newer placement map and opens its stores | yes; only threads that have seen that the map is old wait |
 //! | `Map` | `Reader::map` | the extent map | never |
 //! | `Sequencer` | `LogFile::sequencer` | order of frames, collected ranges | never |

@@ -294,7 +294,9 @@ impl Reader {
 
     /// Installs a map that was built from `summary`.
     fn install(&self, file: ReadContext<'_>, map: ExtentMap, summary: &Summary) -> Result<()> {
-        if map.size() == 0 && file.container.is_gone()? {
+        // The names in the container may be those that a removal has left. An object keeps its
+        // content.
+        if map.size() == 0 && !file.container.was_only_object() && file.container.is_gone()? {
             return Err(removed_or_moved());
         }
         file.mark_seen(&map, summary);

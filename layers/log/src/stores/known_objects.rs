@@ -8,7 +8,7 @@ use quell_posix::Stat;
 use quell_vfs::FileIdentity;
 
 use crate::locks::{Rank, RankedMutex};
-use crate::stores::only_user::JoinState;
+use crate::stores::only_user::CreationState;
 use crate::stores::store::StoreNumber;
 
 /// The largest number of objects, about 5 MB. When there are more, all are forgotten.
@@ -22,7 +22,7 @@ pub(crate) struct KnownObjects(RankedMutex<Known>);
 
 struct Known {
     /// The state of the stores in which the objects were found.
-    state: Option<JoinState>,
+    state: Option<CreationState>,
     /// The size of each object.
     bytes: HashMap<Key, u64>,
 }
@@ -33,7 +33,7 @@ impl KnownObjects {
     }
 
     /// Adds an object that was found to be complete in this state of the stores.
-    pub fn add(&self, state: JoinState, object: Key, size_bytes: u64) {
+    pub fn add(&self, state: CreationState, object: Key, size_bytes: u64) {
         let mut known = self.0.lock();
         if known.state != Some(state) || known.bytes.len() >= OBJECTS_MAX {
             *known = Known { state: Some(state), bytes: HashMap::new() };
@@ -43,7 +43,7 @@ impl KnownObjects {
 
     /// Returns whether an object with these attributes is known to be complete in this state of
     /// the stores.
-    pub fn has(&self, state: JoinState, store: StoreNumber, stat: &Stat) -> bool {
+    pub fn has(&self, state: CreationState, store: StoreNumber, stat: &Stat) -> bool {
         let known = self.0.lock();
         known.state == Some(state) && known.bytes.get(&(store, stat.identity())) == Some(&stat.size_bytes)
     }

@@ -22,7 +22,7 @@ pub(crate) use directories::{
 pub use host::Host;
 pub use log_dir_cache::Ticket;
 pub use map_update::Opener;
-pub(crate) use only_user::{JoinState, OnlyUserPeriod};
+pub(crate) use only_user::{CreationState, OnlyUserPeriod};
 pub(crate) use removal::{remove_shallow, remove_tree};
 pub use roles::Role;
 #[cfg(test)]

@@ -13,15 +13,15 @@ pub(crate) struct OnlyUserPeriod(u64);
 /// A state of the stores in which only this process creates containers of objects, and since which
 /// it has created none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct JoinState {
+pub(crate) struct CreationState {
     period: OnlyUserPeriod,
     /// Changes before and after a container is created.
-    joins: u64,
+    creations: u64,
 }
 
-impl JoinState {
-    pub(crate) fn new(period: OnlyUserPeriod, joins: u64) -> JoinState {
-        JoinState { period, joins }
+impl CreationState {
+    pub(crate) fn new(period: OnlyUserPeriod, creations: u64) -> CreationState {
+        CreationState { period, creations }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::stores::map_files::{
     complete_map, has_map, newest_map, truncate_map, write_map, write_new_map, write_where_missing,
 };
 use crate::stores::map_update::{Opener, newer_stores};
-use crate::stores::only_user::{JoinState, OnlyUserPeriod, OnlyUserPeriods};
+use crate::stores::only_user::{CreationState, OnlyUserPeriod, OnlyUserPeriods};
 use crate::stores::roles::{Role, change_roles, check_is_used, map_of};
 use crate::stores::store::{
     Root, Store, StoreNumber, check_free, is_store, open_or_create_stores, open_stores,
@@ -41,7 +41,7 @@ pub struct Stores {
     use_locks: Vec<UseLock>,
     only_user: OnlyUserPeriods,
     /// The number of containers of objects that this process has begun to create.
-    joins: AtomicU64,
+    creations: AtomicU64,
     known_objects: KnownObjects,
 }
 
@@ -209,7 +209,7 @@ impl Stores {
             log_dirs: LogDirCache::default(),
             use_locks: Vec::new(),
             only_user: OnlyUserPeriods::new(),
-            joins: AtomicU64::new(0),
+            creations: AtomicU64::new(0),
             known_objects: KnownObjects::new(),
         })
     }
@@ -263,9 +263,9 @@ impl Stores {
     /// Returns the current state in which only this process creates containers of objects, or
     /// `None` if other processes may create them. If a process has found no container after it read
     /// the state, there is none as long as the state is the current one.
-    pub(crate) fn join_state(&self) -> Option<JoinState> {
-        let joins = self.joins.load(Ordering::SeqCst);
-        self.only_user_period().map(|period| JoinState::new(period, joins))
+    pub(crate) fn creation_state(&self) -> Option<CreationState> {
+        let creations = self.creations.load(Ordering::SeqCst);
+        self.only_user_period().map(|period| CreationState::new(period, creations))
     }
 
     /// Returns the objects that are known to be whole files.
@@ -275,8 +275,8 @@ impl Stores {
 
     /// Begins a new state of the containers of objects. Must be called before the container of an
     /// object gets its name, and again afterwards.
-    pub(crate) fn begin_join_state(&self) {
-        self.joins.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn begin_creation_state(&self) {
+        self.creations.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Shares the stores with other processes again.

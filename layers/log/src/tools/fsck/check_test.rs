@@ -635,7 +635,7 @@ fn objects_and_their_containers_are_checked_without_a_change() {
     let file = make(&fs, "small", 1);
     file.write_at(&[1; 5000], 0).unwrap();
     drop(file);
-    let file = make(&fs, "joined", 1);
+    let file = make(&fs, "extended", 1);
     file.write_at(&[2; 3 << 20], 0).unwrap();
     file.publish().unwrap();
     file.write_at(&[3; 100], 50).unwrap();
@@ -648,7 +648,7 @@ fn objects_and_their_containers_are_checked_without_a_change() {
     let checked = checked(&stores, &options(true, 0, &[]));
     assert!(checked.findings.is_empty(), "{checked:?}");
     assert_eq!(names(), before, "a check creates no container");
-    for name in ["small", "joined"] {
+    for name in ["small", "extended"] {
         let report = report_file(container(&stores, name), 1).unwrap();
         assert!(
             !report.writers.is_empty() && report.writers.iter().all(|writer| writer.open.is_none()),
