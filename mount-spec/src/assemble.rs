@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use quell_boot::{
-    BootFs, BootImage, HotSet, ImageFile, IndexedTree, Recorder, RecorderFs, Subject, Validity,
+    BootFs, BootImage, ImageFile, IndexedTree, RecordedFiles, Recorder, RecorderFs, Subject, Validity,
 };
 use quell_index::{Image, IndexFs, OnChange, Rules, is_indexed_root};
 use quell_posix::{Dir, PosixDir};
@@ -22,7 +22,7 @@ pub struct Covered {
     pub fs: Arc<dyn FileSystem>,
     /// The tree's blocks in a boot image. The view decides whether they are served from memory or
     /// from files.
-    pub hot: Option<HotSet>,
+    pub recorded: Option<RecordedFiles>,
     /// The path of the tree's data on this node, without symbolic links.
     pub source_path: PathBuf,
     /// The tree without a boot image and without a recorder.
@@ -56,7 +56,10 @@ impl IndexedTree for IndexGeneration {
 impl std::fmt::Debug for Covered {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut shown = f.debug_struct("Covered");
-        shown.field("image", &self.image).field("hot", &self.hot).field("source_path", &self.source_path);
+        shown
+            .field("image", &self.image)
+            .field("recorded", &self.recorded)
+            .field("source_path", &self.source_path);
         shown.finish_non_exhaustive()
     }
 }
@@ -69,22 +72,22 @@ impl Covered {
 
     /// Returns the tree with the valid files of a boot image, without its unread blocks.
     pub fn with_boot_image(self, boot: BootImage) -> Covered {
-        let hot = Some(HotSet::new(boot, &*self.fs, &*self.generation));
-        Covered { hot, ..self }
+        let recorded = Some(RecordedFiles::new(boot, &*self.fs, &*self.generation));
+        Covered { recorded, ..self }
     }
 
     /// Returns the tree with the valid files of a boot image, whose unread blocks are read from
     /// `file` when they are needed.
     pub fn with_boot_image_and_unread(self, boot: BootImage, file: Arc<dyn ImageFile>) -> Covered {
-        let hot = Some(HotSet::new(boot, &*self.fs, &*self.generation).with_unread(file));
-        Covered { hot, ..self }
+        let recorded = Some(RecordedFiles::new(boot, &*self.fs, &*self.generation).with_unread(file));
+        Covered { recorded, ..self }
     }
 
     /// Returns the tree with the valid files of a boot image, whose blocks are read from `file`
     /// when they are needed.
     pub fn with_boot_image_in_ranges(self, boot: BootImage, file: Arc<dyn ImageFile>) -> Covered {
-        let hot = Some(HotSet::new(boot, &*self.fs, &*self.generation).in_ranges(file));
-        Covered { hot, ..self }
+        let recorded = Some(RecordedFiles::new(boot, &*self.fs, &*self.generation).in_ranges(file));
+        Covered { recorded, ..self }
     }
 
     /// Returns the tree as the subject of a recording.
@@ -95,9 +98,9 @@ impl Covered {
     /// Returns the tree with the blocks of its boot image in the memory of this process, below all
     /// views.
     pub fn with_decoded_boot_image(self, threads: usize) -> Result<Covered> {
-        let Some(set) = &self.hot else { return Ok(self) };
+        let Some(set) = &self.recorded else { return Ok(self) };
         let fs = Arc::new(BootFs::new(self.fs.clone(), set.decode(threads)?));
-        Ok(Covered { fs, hot: None, ..self })
+        Ok(Covered { fs, recorded: None, ..self })
     }
 
     /// Returns the tree with a recorder, which records all reads.
@@ -135,7 +138,7 @@ pub fn cover(image: Arc<Image>, source: &Path, on_change: OnChange, rules: Rules
     let generation = Arc::new(IndexGeneration { image: image.clone(), is_original });
     let indexed = Arc::new(IndexFs::with_rules(image.clone(), dir.clone(), on_change, rules));
     let fs = indexed.clone();
-    Ok(Covered { image, fs, hot: None, source_path, indexed, source: dir, generation })
+    Ok(Covered { image, fs, recorded: None, source_path, indexed, source: dir, generation })
 }
 
 /// Returns whether a user namespace hides the owners of some files from this process.

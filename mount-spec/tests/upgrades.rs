@@ -248,21 +248,22 @@ fn served_files(tree: &Tree, image: BootImage) -> BTreeSet<&'static str> {
     let covered = tree.covered();
     let validity = covered.validity(&image);
     let fs = covered.fs.clone();
-    let hot = covered.with_boot_image(image).hot.unwrap().decode(1).unwrap();
+    let recorded = covered.with_boot_image(image).recorded.unwrap().decode(1).unwrap();
     let mut served = BTreeSet::new();
     for name in FILES {
         let Ok(node) = resolve(&*fs, &Context::OWN, name.as_bytes()).map(|found| found.node()) else {
             continue;
         };
-        if !hot.has(node) {
+        if !recorded.has(node) {
             continue;
         }
         let mut bytes = vec![0; SIZE_BYTES];
-        hot.pieces_of(node, &mut |offset, piece| {
-            bytes[offset as usize..][..piece.len()].copy_from_slice(piece);
-            Ok(())
-        })
-        .unwrap();
+        recorded
+            .pieces_of(node, &mut |offset, piece| {
+                bytes[offset as usize..][..piece.len()].copy_from_slice(piece);
+                Ok(())
+            })
+            .unwrap();
         assert!(bytes == fs::read(tree.at(name)).unwrap(), "old blocks of {name} are served");
         served.insert(name);
     }

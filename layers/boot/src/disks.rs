@@ -13,9 +13,9 @@ use quell_vfs::{
 };
 
 use crate::disk_name::{DISK_FILES_MAX, parse_disk_name};
-use crate::hot::{Served, Tally, copy};
 use crate::image::BootImage;
 use crate::loading::LoadingContents;
+use crate::recorded_files::{Served, Tally, copy};
 
 const ROOT: NodeId = NodeId(0);
 
@@ -85,7 +85,7 @@ pub struct Disks {
     nodes: Vec<Node>,
     root: Attributes,
     sources: Vec<Arc<dyn DiskSource>>,
-    hot: Option<LoadedImage>,
+    loaded: Option<LoadedImage>,
     /// For each file, whether it has changed while it was served. Its blocks are then no longer
     /// served from memory.
     changed: Vec<AtomicBool>,
@@ -96,7 +96,7 @@ impl fmt::Debug for Disks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Disks")
             .field("files", &self.sources.len())
-            .field("hot", &self.hot.is_some())
+            .field("loaded", &self.loaded.is_some())
             .finish_non_exhaustive()
     }
 }
@@ -147,7 +147,7 @@ impl Disks {
             }
         }
         let changed = sources.iter().map(|_| AtomicBool::new(false)).collect();
-        Ok(Disks { nodes, root, sources, hot: None, changed, tally: Tally::default() })
+        Ok(Disks { nodes, root, sources, loaded: None, changed, tally: Tally::default() })
     }
 
     /// Returns the relation of each file of an image to the chain, in the order of the image.
@@ -184,7 +184,7 @@ impl Disks {
             recordings = image.recordings(),
             "opened the boot image of a disk"
         );
-        self.hot = Some(LoadedImage { image: image.tables(), contents, files });
+        self.loaded = Some(LoadedImage { image: image.tables(), contents, files });
         self
     }
 
@@ -206,16 +206,16 @@ impl Disks {
 
     /// Copies from memory up to the first missing block. Returns the number of bytes.
     fn copy(&self, position: usize, into: &mut [u8], offset: u64) -> usize {
-        let Some(hot) = &self.hot else { return 0 };
-        let Some(number) = hot.files[position].filter(|_| !self.changed[position].load(Ordering::Relaxed))
+        let Some(loaded) = &self.loaded else { return 0 };
+        let Some(number) = loaded.files[position].filter(|_| !self.changed[position].load(Ordering::Relaxed))
         else {
             return 0;
         };
         let copy_block = |content, within: usize, into: &mut [u8]| {
-            let block = hot.contents.block(content);
+            let block = loaded.contents.block(content);
             block.map(|block| into.copy_from_slice(&block[within..within + into.len()])).is_some()
         };
-        let done = copy(&hot.image, &copy_block, &hot.image.file(number), into, offset);
+        let done = copy(&loaded.image, &copy_block, &loaded.image.file(number), into, offset);
         self.tally.memory(done);
         done
     }

@@ -9,14 +9,14 @@ use quell_vfs::{
     Result,
 };
 
-use crate::hot::Hot;
 use crate::open_override::{OpenOverride, Opener};
+use crate::recorded_files::RecordedBlocks;
 use crate::source_file::SourceFile;
 
 /// A covered tree, with recorded blocks served from a boot image.
-pub type BootFs = OpenOverride<Arc<Hot>>;
+pub type BootFs = OpenOverride<Arc<RecordedBlocks>>;
 
-impl Opener for Arc<Hot> {
+impl Opener for Arc<RecordedBlocks> {
     fn open(
         &self,
         context: &Context<'_>,
@@ -27,34 +27,34 @@ impl Opener for Arc<Hot> {
             return inner.open(context, node);
         }
         let source = SourceFile::new(inner.clone(), node);
-        Ok(Box::new(HotFile { hot: self.clone(), node, source }))
+        Ok(Box::new(RecordedFile { blocks: self.clone(), node, source }))
     }
 }
 
-struct HotFile {
-    hot: Arc<Hot>,
+struct RecordedFile {
+    blocks: Arc<RecordedBlocks>,
     node: NodeId,
     /// The file below, which the first read of a block that is not in memory opens.
     source: SourceFile,
 }
 
-impl File for HotFile {
+impl File for RecordedFile {
     fn attributes(&self) -> Result<Attributes> {
         self.source.attributes()
     }
 }
 
-impl ReadAt for HotFile {
+impl ReadAt for RecordedFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
-        let file = self.hot.file(self.node).expect("it was opened as hot");
-        let done = self.hot.read(&file, into, offset);
+        let file = self.blocks.file(self.node).expect("only a recorded file is opened here");
+        let done = self.blocks.read(&file, into, offset);
         let wanted = (into.len() as u64).min(file.size_bytes.saturating_sub(offset)) as usize;
         if done == wanted {
             return Ok(done);
         }
         // The rest is read at once: blocks in memory beyond the gap do not justify a second read.
         let rest = self.source.open()?.read_at(&mut into[done..], offset + done as u64)?;
-        self.hot.missed(rest);
+        self.blocks.missed(rest);
         Ok(done + rest)
     }
 }
@@ -63,19 +63,19 @@ impl ReadAt for HotFile {
 /// file systems. It grants every user read access, because access is checked above it, where the
 /// owners of the tree are known.
 #[derive(Debug)]
-pub struct HotFiles {
+pub struct RecordedFilesLayer {
     inner: BootFs,
-    hot: Arc<Hot>,
+    blocks: Arc<RecordedBlocks>,
 }
 
-impl HotFiles {
+impl RecordedFilesLayer {
     /// Returns the layer for the recorded files of `tree`.
-    pub fn new(tree: Arc<dyn FileSystem>, hot: Arc<Hot>) -> HotFiles {
-        HotFiles { inner: BootFs::new(tree, hot.clone()), hot }
+    pub fn new(tree: Arc<dyn FileSystem>, blocks: Arc<RecordedBlocks>) -> RecordedFilesLayer {
+        RecordedFilesLayer { inner: BootFs::new(tree, blocks.clone()), blocks }
     }
 
     fn shows(&self, kind: Kind, node: NodeId) -> bool {
-        kind == Kind::Dir || self.hot.has(node)
+        kind == Kind::Dir || self.blocks.has(node)
     }
 }
 
@@ -84,7 +84,7 @@ fn open_to_all(attributes: Attributes) -> Attributes {
     Attributes { permissions: attributes.permissions | readable, ..attributes }
 }
 
-impl FileSystem for HotFiles {
+impl FileSystem for RecordedFilesLayer {
     fn capabilities(&self) -> Capabilities {
         Capabilities { xattrs: false, acls: false, ..self.inner.capabilities() }
     }

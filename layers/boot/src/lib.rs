@@ -11,7 +11,6 @@ mod disk_name;
 mod disks;
 mod file_system;
 mod format;
-mod hot;
 mod identity;
 mod image;
 #[cfg(test)]
@@ -20,6 +19,7 @@ mod loading;
 mod open_override;
 mod pack;
 mod ranges;
+mod recorded_files;
 mod recorder;
 mod recording;
 mod source_file;
@@ -28,9 +28,8 @@ mod validity;
 
 pub use disk_name::{DISK_FILES_MAX, disk_name, parse_disk_name};
 pub use disks::{DiskFile, DiskSource, Disks, DisksFs, Fit};
-pub use file_system::{BootFs, HotFiles};
+pub use file_system::{BootFs, RecordedFilesLayer};
 pub use format::{BLOCK_BYTES, BLOCKS_MAX, ContentId, FILE_BYTES_MAX, HEADER_BYTES, MAGIC, ZEROS};
-pub use hot::{Hot, HotSet, Served, Write};
 pub use identity::Identity;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -40,6 +39,7 @@ pub use loading::{LoadingContents, ReadFrame};
 pub use open_override::{OpenOverride, Opener};
 pub use pack::{FrameSink, Packer, ReadBlock};
 pub use ranges::{ImageFile, MemoryEstimate};
+pub use recorded_files::{RecordedBlocks, RecordedFiles, Served, Write};
 pub use recorder::{Choice, LeftOut, Recorder, RecorderFs};
 pub use recording::{Recorded, Recording};
 pub use source_file::SourceFile;

@@ -7,8 +7,8 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use quell_boot::{
-    BLOCK_BYTES, BootFile, BootFs, BootImage, Choice, HEADER_BYTES, Hot, HotFiles, HotSet, ImageFile,
-    IndexedTree, OpenOverride, Opener, Recorder, RecorderFs, Subject,
+    BLOCK_BYTES, BootFile, BootFs, BootImage, Choice, HEADER_BYTES, ImageFile, IndexedTree, OpenOverride,
+    Opener, RecordedBlocks, RecordedFiles, RecordedFilesLayer, Recorder, RecorderFs, Subject,
 };
 use quell_testkit::conformance::{Implementation, Instance, run};
 use quell_testkit::operations::{Comparison, Shape, random_tree};
@@ -68,9 +68,9 @@ fn recorded(model: &Arc<Model>, seed: u64) -> BootImage {
     BootImage::parse(recorder.pack(&**model, &subject(), &Choice::ALL, 2).unwrap().0).unwrap()
 }
 
-fn hot(image: BootImage, fs: Arc<dyn FileSystem>) -> (BootFs, Arc<Hot>) {
-    let hot = HotSet::new(image, &*fs, &Indexed).decode(2).unwrap();
-    (BootFs::new(fs, hot.clone()), hot)
+fn layer(image: BootImage, fs: Arc<dyn FileSystem>) -> (BootFs, Arc<RecordedBlocks>) {
+    let blocks = RecordedFiles::new(image, &*fs, &Indexed).decode(2).unwrap();
+    (BootFs::new(fs, blocks.clone()), blocks)
 }
 
 fn implementation<'a>(name: &'a str, make: &'a dyn Fn(&Tree) -> Instance) -> Implementation<'a> {
@@ -87,14 +87,14 @@ fn a_file_system_that_records_conforms() {
 }
 
 #[test]
-fn a_file_system_with_hot_blocks_conforms() {
+fn a_file_system_with_recorded_blocks_conforms() {
     for seed in 0..3 {
         let make = |tree: &Tree| {
             let model = Arc::new(Model::new(Arc::new(tree.clone())));
             let image = recorded(&model, seed);
-            Instance { fs: Arc::new(hot(image, model).0), keep: None }
+            Instance { fs: Arc::new(layer(image, model).0), keep: None }
         };
-        run(&implementation("hot blocks over the model", &make));
+        run(&implementation("recorded blocks over the model", &make));
     }
 }
 
@@ -129,7 +129,7 @@ fn concurrent_reads_of_missing_blocks_open_a_file_once() {
 
     let opens = Arc::new(AtomicU32::new(0));
     let counted: Arc<dyn FileSystem> = Arc::new(OpenOverride::new(model, SlowOpens(opens.clone())));
-    let fs = hot(BootImage::parse(image).unwrap(), counted).0;
+    let fs = layer(BootImage::parse(image).unwrap(), counted).0;
     let file = fs.open(&Context::OWN, node).unwrap();
     let together = Barrier::new(READERS);
     std::thread::scope(|scope| {
@@ -150,7 +150,7 @@ fn concurrent_reads_of_missing_blocks_open_a_file_once() {
 fn any_set_of_recorded_blocks_gives_the_models_bytes() {
     for seed in 0..30 {
         let model = Arc::new(Model::new(Arc::new(random_tree(seed, Shape { entries: 60, ..Shape::SMALL }))));
-        let set = HotSet::new(recorded(&model, seed), &*model, &Indexed);
+        let set = RecordedFiles::new(recorded(&model, seed), &*model, &Indexed);
         assert_eq!(set.stale(), [] as [Vec<u8>; 0], "seed {seed}");
         let fs = BootFs::new(model.clone(), set.decode(2).unwrap());
         Comparison::new(&*model, &fs, true).ask(&mut Random::new(seed), 300);
@@ -162,7 +162,7 @@ fn whole_files_are_written_and_other_blocks_served_from_memory() {
     let mut written_files = 0;
     for seed in 0..20 {
         let model = Arc::new(Model::new(Arc::new(random_tree(seed, Shape { entries: 60, ..Shape::SMALL }))));
-        let set = HotSet::new(recorded(&model, seed), &*model, &Indexed);
+        let set = RecordedFiles::new(recorded(&model, seed), &*model, &Indexed);
         let whole = set.whole();
         let out: HashMap<NodeId, Mutex<Vec<u8>>> = whole
             .iter()
@@ -190,14 +190,15 @@ fn whole_files_are_written_and_other_blocks_served_from_memory() {
         let partly: Vec<NodeId> = all.nodes().filter(|node| !whole.contains(node)).collect();
         assert_eq!(rest.nodes().len(), partly.len(), "seed {seed}");
         for node in partly {
-            let blocks = |hot: &Hot| {
+            let blocks = |recorded: &RecordedBlocks| {
                 let mut blocks = Vec::new();
-                hot.pieces_of(node, &mut |offset, piece| {
-                    let offsets = (offset..).step_by(BLOCK_BYTES);
-                    blocks.extend(offsets.zip(piece.chunks(BLOCK_BYTES).map(<[u8]>::to_vec)));
-                    Ok(())
-                })
-                .unwrap();
+                recorded
+                    .pieces_of(node, &mut |offset, piece| {
+                        let offsets = (offset..).step_by(BLOCK_BYTES);
+                        blocks.extend(offsets.zip(piece.chunks(BLOCK_BYTES).map(<[u8]>::to_vec)));
+                        Ok(())
+                    })
+                    .unwrap();
                 blocks
             };
             assert_eq!(blocks(&rest), blocks(&all), "seed {seed}");
@@ -208,8 +209,8 @@ fn whole_files_are_written_and_other_blocks_served_from_memory() {
                 assert_eq!(block, expected[..length], "seed {seed}, offset {offset}");
             }
         }
-        // `HotFiles` shows only these files, with the content of the tree.
-        let layer = HotFiles::new(model.clone(), rest.clone());
+        // `RecordedFilesLayer` shows only these files, with the content of the tree.
+        let layer = RecordedFilesLayer::new(model.clone(), rest.clone());
         for (node, size) in files(&model) {
             let path = model.path(node).unwrap();
             let shown = quell_vfs::resolve(&layer, &Context::OWN, &path).ok();
@@ -242,7 +243,7 @@ impl Opener for Gone {
 fn a_recorded_start_reads_nothing_from_the_source() {
     for seed in 0..20 {
         let model = Arc::new(Model::new(Arc::new(random_tree(seed, Shape { entries: 60, ..Shape::SMALL }))));
-        let (fs, served) = hot(recorded(&model, seed), Arc::new(OpenOverride::new(model.clone(), Gone)));
+        let (fs, served) = layer(recorded(&model, seed), Arc::new(OpenOverride::new(model.clone(), Gone)));
         let files = files(&model);
         start(&fs, &files, &mut Random::new(seed));
         assert_eq!(served.served().from_source, 0, "seed {seed}");
@@ -321,13 +322,13 @@ fn unread_blocks_come_from_the_image_and_only_without_it_from_the_source() {
             let image = BootImage::parse_tables(tables, length).unwrap();
             let (is_removed, reports) = (AtomicBool::new(false), AtomicU32::new(0));
             let file = Arc::new(ImageInMemory { bytes: bytes.clone(), is_removed, reports });
-            (HotSet::new(image, &*model, &Indexed).with_unread(file.clone()), file)
+            (RecordedFiles::new(image, &*model, &Indexed).with_unread(file.clone()), file)
         };
         let gone: Arc<dyn FileSystem> = Arc::new(OpenOverride::new(model.clone(), Gone));
         // All bytes of all recorded files.
-        let read_all = |hot: &Arc<Hot>, source: &Arc<dyn FileSystem>| {
-            let fs = BootFs::new(source.clone(), hot.clone());
-            for (node, size) in files.iter().filter(|(node, _)| hot.has(*node)) {
+        let read_all = |blocks: &Arc<RecordedBlocks>, source: &Arc<dyn FileSystem>| {
+            let fs = BootFs::new(source.clone(), blocks.clone());
+            for (node, size) in files.iter().filter(|(node, _)| blocks.has(*node)) {
                 let (mut mine, mut expected) = (vec![0; *size as usize], vec![0; *size as usize]);
                 fs.open(&Context::OWN, *node).unwrap().read_at(&mut mine, 0).unwrap();
                 model.open(&Context::OWN, *node).unwrap().read_at(&mut expected, 0).unwrap();
@@ -335,32 +336,32 @@ fn unread_blocks_come_from_the_image_and_only_without_it_from_the_source() {
             }
         };
         let (intact, file) = set();
-        let hot = intact.decode(2).unwrap();
-        assert_eq!(hot.frames_read(), Some(0), "frames of unread blocks are read before they are needed");
-        read_all(&hot, &gone);
-        assert_eq!((hot.served().from_source, file.reports.load(Ordering::SeqCst)), (0, 0));
-        assert!(hot.frames_read() > Some(0));
+        let blocks = intact.decode(2).unwrap();
+        assert_eq!(blocks.frames_read(), Some(0), "frames of unread blocks are read before they are needed");
+        read_all(&blocks, &gone);
+        assert_eq!((blocks.served().from_source, file.reports.load(Ordering::SeqCst)), (0, 0));
+        assert!(blocks.frames_read() > Some(0));
         // The blocks of whole files are not kept in memory, and those of other files may be equal.
         let whole = intact.whole();
         whole_files += whole.len();
         let rest = intact.decode_and_write(&whole, 2, &|_, _, _| Ok(())).unwrap();
-        assert_eq!(rest.nodes().len(), hot.nodes().len() - whole.len());
+        assert_eq!(rest.nodes().len(), blocks.nodes().len() - whole.len());
         read_all(&rest, &gone);
 
         let (removed, file) = set();
-        let hot = removed.decode(2).unwrap();
+        let blocks = removed.decode(2).unwrap();
         file.is_removed.store(true, Ordering::SeqCst);
         assert_eq!(removed.decode(2).unwrap_err().kind, ErrorKind::Damaged, "seed {seed}");
         let source: Arc<dyn FileSystem> = model.clone();
-        read_all(&hot, &source);
-        assert!(hot.served().from_source > 0);
+        read_all(&blocks, &source);
+        assert!(blocks.served().from_source > 0);
         assert_eq!(file.reports.load(Ordering::SeqCst), 1);
         // Without a file, there are no unread blocks.
         let image = BootImage::parse(bytes.clone()).unwrap();
-        let hot = HotSet::new(image, &*model, &Indexed).decode(1).unwrap();
-        read_all(&hot, &source);
-        assert_eq!(hot.frames_read(), None);
-        assert!(hot.served().from_source > 0);
+        let blocks = RecordedFiles::new(image, &*model, &Indexed).decode(1).unwrap();
+        read_all(&blocks, &source);
+        assert_eq!(blocks.frames_read(), None);
+        assert!(blocks.served().from_source > 0);
     }
     assert!(whole_files >= 12, "{whole_files} files were whole");
 }
@@ -426,7 +427,7 @@ fn an_unreadable_block_is_left_out_alone() {
     let counted = |image: &BootImage| image.recording().blocks() as u64;
     assert_eq!(counted(&image), counted(&whole) - lost.unreadable_blocks);
     assert_eq!((image.files(), lost.first_error.is_some()), (whole.files() - 1, true));
-    let (fs, _) = hot(image, model.clone());
+    let (fs, _) = layer(image, model.clone());
     Comparison::new(&*model, &fs, true).ask(&mut Random::new(7), 300);
 }
 
@@ -439,7 +440,7 @@ fn a_file_that_changed_since_is_served_from_the_tree_and_reported() {
     let number = tree.paths().into_iter().find(|(path, _)| *path == name).expect("it was recorded").1;
     tree.node_mut(number).modified.nanoseconds ^= 1;
     let changed = Arc::new(Model::new(Arc::new(tree)));
-    let set = HotSet::new(image, &*changed, &Indexed);
+    let set = RecordedFiles::new(image, &*changed, &Indexed);
     assert!(set.stale().contains(&name), "{:?}", set.stale());
     let fs = BootFs::new(changed.clone(), set.decode(2).unwrap());
     Comparison::new(&*changed, &fs, true).ask(&mut Random::new(5), 300);

@@ -141,7 +141,7 @@ fn add_boot_image(
     let owner = Ownership::from(&covered.source().stat_self()?);
     let tree = Some((&*covered.source_path, &owner));
     check_input_trust(&context.plan.trusted(), &file, TrustedUse::BootImage, tree)?;
-    if covered.hot.is_some() {
+    if covered.recorded.is_some() {
         return Err(Failure::wrong_input(format!(
             "{} is the second boot image of {}: merge the two with `quell boot merge`",
             shown(path),
@@ -161,7 +161,7 @@ fn add_boot_image(
         false => tree.covered.with_boot_image_in_ranges(boot, image_file),
     };
     tree.boot_file = Some(file);
-    let stale = tree.covered.hot.as_ref().map_or(0, |hot| hot.stale().len());
+    let stale = tree.covered.recorded.as_ref().map_or(0, |recorded| recorded.stale().len());
     if stale > 0 {
         context.print(&format!(
             "{} of {} changed after the recording and are served from the tree; to serve them from memory, run \

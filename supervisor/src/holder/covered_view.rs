@@ -66,7 +66,7 @@ impl CoveredView {
         let selected = select_view(context, trees, &mut tree, squash)?;
         let CheckedTree { mut covered, index, path, sampler, running_check, .. } = tree;
         // The blocks are decoded, so the compressed frames are no longer needed.
-        covered.hot = None;
+        covered.recorded = None;
         let SelectedView { view, reason, mounted } = selected;
         let MountedView { mount, sessions, boot_blocks, metadata } = mounted;
         // At the tree's own path the view covers only the directory that was checked, and not
@@ -171,12 +171,12 @@ impl CoveredView {
             }
         }
         if let Some(blocks) = &self.boot_blocks {
-            let served = blocks.hot.served();
+            let served = blocks.recorded.served();
             counters.insert("blocks_from_memory".into(), served.from_memory);
             counters.insert("blocks_from_source".into(), served.from_source);
             counters.insert("blocks_cached".into(), blocks.cached_bytes.div_ceil(BLOCK_BYTES as u64));
             counters.insert("files_whole".into(), blocks.whole_files);
-            if let Some(frames_read) = blocks.hot.frames_read() {
+            if let Some(frames_read) = blocks.recorded.frames_read() {
                 counters.insert("frames_read".into(), frames_read);
             }
         }
@@ -223,7 +223,7 @@ fn select_view(
         index_belongs_to_root: *index_belongs_to_root,
         source_name: mount_source(index),
         allow_other,
-        has_blocks_in_memory: covered.hot.as_ref().is_some_and(|hot| !hot.is_in_ranges()),
+        has_blocks_in_memory: covered.recorded.as_ref().is_some_and(|recorded| !recorded.is_in_ranges()),
     };
     let properties = tree_properties(&covered.image, &covered.source_path, trees);
     let mount = |covered: &Covered, options: &ViewOptions<'_>| {
@@ -231,14 +231,14 @@ fn select_view(
             true => fuse_at(covered, path, options),
             false => mount_first(covered, &properties, options),
         };
-        let boot_file = boot_file.filter(|_| covered.hot.is_some());
+        let boot_file = boot_file.filter(|_| covered.recorded.is_some());
         CheckedTree::watch_decoding(&context.waiting, boot_file, mount)
     };
     match mount(covered, &options) {
         // The frames of a boot image are verified while they are decoded.
-        Err(e) if e.kind == ErrorKind::Damaged && covered.hot.is_some() && !plan.strict => {
+        Err(e) if e.kind == ErrorKind::Damaged && covered.recorded.is_some() && !plan.strict => {
             context.print(&format!("{e}; the boot image is not used"));
-            covered.hot = None;
+            covered.recorded = None;
             options.has_blocks_in_memory = false;
             Ok(mount(covered, &options)?)
         }

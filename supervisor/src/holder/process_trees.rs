@@ -107,10 +107,10 @@ impl HeldTree {
         }
         let mut nodes = Vec::new();
         let mut files = Vec::new();
-        let copied = || hot_files(&mut covered);
+        let copied = || recorded_files(&mut covered);
         match CheckedTree::watch_decoding(&context.waiting, boot_file.as_ref(), copied) {
-            Ok(hot) => {
-                for (node, file) in hot {
+            Ok(recorded) => {
+                for (node, file) in recorded {
                     nodes.push((node, file.shared));
                     files.push(file);
                 }
@@ -172,8 +172,8 @@ impl HeldTree {
 
 /// Copies the whole files of a tree's boot image to memory. Each takes a descriptor of this
 /// process, so their number is limited; the others are served from the tree.
-fn hot_files(covered: &mut Covered) -> quell_vfs::Result<Vec<(NodeId, SealedFile)>> {
-    let Some(set) = covered.hot.take() else { return Ok(Vec::new()) };
+fn recorded_files(covered: &mut Covered) -> quell_vfs::Result<Vec<(NodeId, SealedFile)>> {
+    let Some(set) = covered.recorded.take() else { return Ok(Vec::new()) };
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX).saturating_sub(FREE_DESCRIPTORS);
     let used = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u64;
     let free = usize::try_from(limit.saturating_sub(used)).unwrap_or(usize::MAX);

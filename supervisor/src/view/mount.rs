@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_boot::{BootFile, BootFs, Hot, HotSet};
+use quell_boot::{BootFile, BootFs, RecordedBlocks, RecordedFiles};
 use quell_fuse::Session;
 use quell_index::InodeNumbers;
 use quell_mount_spec::Covered;
@@ -14,7 +14,7 @@ use quell_vfs::{Error, ErrorKind, FileIdentity, FileSystem, Result};
 
 use crate::protocol::plan::{ViewChoice, Writes};
 use crate::resources::processors;
-use crate::view::boot_blocks::{BootBlocks, HotLayer};
+use crate::view::boot_blocks::{BootBlocks, RecordedLayer};
 use crate::view::credentials::{credentials, probe};
 use crate::view::options::ViewOptions;
 use crate::view::selection::{TreeProperties, View, candidates};
@@ -115,16 +115,16 @@ fn overlay(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedV
     let threads = processors().min(FILL_THREADS);
     let squash = view_options.squash.as_ref();
     let fs = &*covered.fs;
-    let whole = covered.hot.as_ref().map(HotSet::whole).unwrap_or_default();
+    let whole = covered.recorded.as_ref().map(RecordedFiles::whole).unwrap_or_default();
     let metadata = quell_overlay::fill(fs, &tmpfs, squash, &whole, threads)?;
-    let mut hot_layer = None;
+    let mut recorded_layer = None;
     let mut in_memory = whole.clone();
-    if let Some(set) = &covered.hot {
+    if let Some(set) = &covered.recorded {
         let write = |file: &BootFile<'_>, offset: u64, bytes: &[u8]| metadata.write(file.name, offset, bytes);
         let rest = set.decode_and_write(&whole, threads, &write)?;
         metadata.finish(fs, &whole)?;
         in_memory.extend(rest.nodes());
-        hot_layer = Some(HotLayer::new(covered, rest, whole.len() as u64, view_options)?);
+        recorded_layer = Some(RecordedLayer::new(covered, rest, whole.len() as u64, view_options)?);
     }
     let layer = metadata.layer;
     let upper = match &view_options.trees.writes {
@@ -134,7 +134,7 @@ fn overlay(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedV
         _ => upper(covered, view_options)?,
     };
     let mut mounted =
-        join_layers(tree, layer.as_fd(), hot_layer, upper.as_ref(), None, credentials, view_options)?;
+        join_layers(tree, layer.as_fd(), recorded_layer, upper.as_ref(), None, credentials, view_options)?;
     if let Some(mount) = &mounted.mount {
         let (layers, squash) = ((layer, metadata.outside), view_options.squash.clone());
         let metadata =
@@ -157,16 +157,16 @@ fn overlay_over_fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Resul
     // after a stat.
     rustix::fs::statx(&layer, "", rustix::fs::AtFlags::EMPTY_PATH, rustix::fs::StatxFlags::BASIC_STATS)
         .map_err(|e| Error::from_io(e.into(), "stat", b"the metadata layer"))?;
-    let hot = match &covered.hot {
-        Some(set) => Some(HotLayer::new(covered, set.decode(processors())?, 0, view_options)?),
+    let recorded = match &covered.recorded {
+        Some(set) => Some(RecordedLayer::new(covered, set.decode(processors())?, 0, view_options)?),
         None => None,
     };
     let upper = upper(covered, view_options)?;
-    join_layers(tree, layer.as_fd(), hot, upper.as_ref(), Some(session), credentials, view_options)
+    join_layers(tree, layer.as_fd(), recorded, upper.as_ref(), Some(session), credentials, view_options)
 }
 
 fn fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedView> {
-    let Tree { fs, hot, numbers } = served(covered)?;
+    let Tree { fs, recorded, numbers } = served(covered)?;
     let options = view_options.fuse(view_options.allow_other);
     let upper = upper(covered, view_options)?;
     let layer: Arc<dyn FileSystem> = match &upper {
@@ -174,8 +174,8 @@ fn fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedView
         None => fs,
     };
     let (mut mount, mut session) = quell_fuse::mount_detached(layer, &options)?;
-    let boot_blocks =
-        hot.map(|hot| BootBlocks::cached(hot, &mut session, &mount, covered, numbers.as_deref()));
+    let boot_blocks = recorded
+        .map(|recorded| BootBlocks::cached(recorded, &mut session, &mount, covered, numbers.as_deref()));
     if let Some(upper) = &upper {
         let layers = Layers {
             metadata: mount.as_fd(),
@@ -195,19 +195,19 @@ fn fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedView
 struct Tree {
     fs: Arc<dyn FileSystem>,
     /// The recorded blocks, which are in memory.
-    hot: Option<Arc<Hot>>,
+    recorded: Option<Arc<RecordedBlocks>>,
     /// The numbers of the nodes of `fs`, unless they are those of the tree.
     numbers: Option<Arc<InodeNumbers>>,
 }
 
 fn served(covered: &Covered) -> Result<Tree> {
-    let hot = covered.hot.as_ref().map(|set| set.decode(processors())).transpose()?;
-    let fs: Arc<dyn FileSystem> = match &hot {
-        Some(hot) => Arc::new(BootFs::new(covered.fs.clone(), hot.clone())),
+    let recorded = covered.recorded.as_ref().map(|set| set.decode(processors())).transpose()?;
+    let fs: Arc<dyn FileSystem> = match &recorded {
+        Some(recorded) => Arc::new(BootFs::new(covered.fs.clone(), recorded.clone())),
         None => covered.fs.clone(),
     };
     let (fs, numbers) = numbered(fs, covered);
-    Ok(Tree { fs, hot, numbers })
+    Ok(Tree { fs, recorded, numbers })
 }
 
 /// Returns a file system that shows the inode numbers of the originals, if the index has them.
@@ -220,12 +220,12 @@ fn numbered(fs: Arc<dyn FileSystem>, covered: &Covered) -> (Arc<dyn FileSystem>,
 
 /// Mounts a FUSE view at `path`.
 pub fn fuse_at(covered: &Covered, path: &Path, view_options: &ViewOptions<'_>) -> Result<SelectedView> {
-    let Tree { fs, hot, numbers } = served(covered)?;
+    let Tree { fs, recorded, numbers } = served(covered)?;
     let mut session = quell_fuse::mount_at(fs, path, &view_options.fuse(view_options.allow_other))?;
-    let boot_blocks = match hot {
-        Some(hot) => {
+    let boot_blocks = match recorded {
+        Some(recorded) => {
             let mount = quell_overlay::open_layer(path)?;
-            Some(BootBlocks::cached(hot, &mut session, &mount, covered, numbers.as_deref()))
+            Some(BootBlocks::cached(recorded, &mut session, &mount, covered, numbers.as_deref()))
         }
         None => None,
     };
@@ -238,20 +238,21 @@ pub fn fuse_at(covered: &Covered, path: &Path, view_options: &ViewOptions<'_>) -
 fn join_layers(
     tree: OwnedFd,
     metadata: BorrowedFd<'_>,
-    hot: Option<HotLayer>,
+    recorded: Option<RecordedLayer>,
     upper: Option<&Upper>,
     session: Option<Session>,
     credentials: Credentials,
     view_options: &ViewOptions<'_>,
 ) -> Result<MountedView> {
-    let (boot_blocks, hot) = hot.map_or((None, None), |hot| (Some(hot.boot_blocks), hot.mount));
-    let (hot, hot_session) = hot.unzip();
-    let data: Vec<OwnedFd> = hot.into_iter().chain([tree]).collect();
+    let (boot_blocks, recorded) =
+        recorded.map_or((None, None), |recorded| (Some(recorded.boot_blocks), recorded.mount));
+    let (recorded, recorded_session) = recorded.unzip();
+    let data: Vec<OwnedFd> = recorded.into_iter().chain([tree]).collect();
     let (data, powers, source) = (&data[..], view_options.powers(), &*view_options.source_name);
     let mount = quell_overlay::mount_overlay(&Layers { metadata, data, upper, credentials, powers, source })?;
     Ok(MountedView {
         mount: Some(mount),
-        sessions: session.into_iter().chain(hot_session).collect(),
+        sessions: session.into_iter().chain(recorded_session).collect(),
         boot_blocks,
         metadata: None,
     })

@@ -16,7 +16,7 @@ use crate::ranges::{ImageFile, RangedContents};
 use crate::validity::{IndexedTree, valid_file};
 
 /// An image, and the files of a tree of which it has blocks. The blocks are still compressed.
-pub struct HotSet {
+pub struct RecordedFiles {
     image: Arc<BootImage>,
     /// The file of the image, for blocks that are read when they are needed.
     file: Option<Arc<dyn ImageFile>>,
@@ -26,9 +26,9 @@ pub struct HotSet {
     stale: Vec<Vec<u8>>,
 }
 
-impl fmt::Debug for HotSet {
+impl fmt::Debug for RecordedFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HotSet")
+        f.debug_struct("RecordedFiles")
             .field("image", &self.image)
             .field("stale", &self.stale.len())
             .finish_non_exhaustive()
@@ -50,10 +50,10 @@ struct Piece {
     first_block: u32,
 }
 
-impl HotSet {
+impl RecordedFiles {
     /// Finds the image's files in a tree. `fs`: the tree as its index describes it; attributes must
     /// be available without I/O.
-    pub fn new(image: BootImage, fs: &dyn FileSystem, tree: &dyn IndexedTree) -> HotSet {
+    pub fn new(image: BootImage, fs: &dyn FileSystem, tree: &dyn IndexedTree) -> RecordedFiles {
         let mut files = HashMap::new();
         let mut stale = Vec::new();
         for number in 0..image.files() {
@@ -69,19 +69,19 @@ impl HotSet {
             recordings = image.recordings(),
             "opened the boot image of a tree"
         );
-        HotSet { image: Arc::new(image), file: None, is_in_ranges: false, files, stale }
+        RecordedFiles { image: Arc::new(image), file: None, is_in_ranges: false, files, stale }
     }
 
     /// Returns the set with blocks that are read from the image's file when they are needed,
     /// instead of being decoded at once. Only the tables of the image must have been read.
-    pub fn in_ranges(self, file: Arc<dyn ImageFile>) -> HotSet {
-        HotSet { file: Some(file), is_in_ranges: true, ..self }
+    pub fn in_ranges(self, file: Arc<dyn ImageFile>) -> RecordedFiles {
+        RecordedFiles { file: Some(file), is_in_ranges: true, ..self }
     }
 
     /// Returns the set with unread blocks that are read from the image's file when they are needed.
     /// Without this, they are read from the tree.
-    pub fn with_unread(self, file: Arc<dyn ImageFile>) -> HotSet {
-        HotSet { file: Some(file), ..self }
+    pub fn with_unread(self, file: Arc<dyn ImageFile>) -> RecordedFiles {
+        RecordedFiles { file: Some(file), ..self }
     }
 
     /// Returns whether no block is kept in memory: all are read when they are needed.
@@ -105,21 +105,21 @@ impl HotSet {
     }
 
     /// Returns the set with these files only.
-    pub fn only(mut self, nodes: &HashSet<NodeId>) -> HotSet {
+    pub fn only(mut self, nodes: &HashSet<NodeId>) -> RecordedFiles {
         self.files.retain(|node, _| nodes.contains(node));
         self
     }
 
     /// Decodes all blocks that were read into memory, with `threads` threads, unless no block is
     /// kept in memory. Frames that are not in memory are read from the file of the image.
-    pub fn decode(&self, threads: usize) -> Result<Arc<Hot>> {
+    pub fn decode(&self, threads: usize) -> Result<Arc<RecordedBlocks>> {
         if self.is_in_ranges {
-            return Ok(self.hot(self.image.clone(), self.files.clone(), None));
+            return Ok(self.with_blocks(self.image.clone(), self.files.clone(), None));
         }
         let contents = self.image.read_contents();
         let keep = |content: ContentId| content < contents;
         let contents = self.decode_to(contents, threads, &keep, &|_, _| Ok(()))?;
-        Ok(self.hot(Arc::new(self.image.tables()), self.files.clone(), Some(contents)))
+        Ok(self.with_blocks(Arc::new(self.image.tables()), self.files.clone(), Some(contents)))
     }
 
     /// Decodes the frames of the first `contents` contents. Frames that are not in memory are read
@@ -147,10 +147,15 @@ impl HotSet {
         image.decode_to(contents, threads.max(READERS_MIN), &decode, keep, take)
     }
 
-    fn hot(&self, image: Arc<BootImage>, files: HashMap<NodeId, u32>, memory: Option<Contents>) -> Arc<Hot> {
+    fn with_blocks(
+        &self,
+        image: Arc<BootImage>,
+        files: HashMap<NodeId, u32>,
+        memory: Option<Contents>,
+    ) -> Arc<RecordedBlocks> {
         let ranges = self.file.clone().filter(|_| self.is_in_ranges || image.unread_blocks() > 0);
         let ranges = ranges.map(RangedContents::new);
-        Arc::new(Hot { image, memory, ranges, files, tally: Tally::default() })
+        Arc::new(RecordedBlocks { image, memory, ranges, files, tally: Tally::default() })
     }
 
     /// Passes the blocks of the files `whole`, which must be whole files, to `write`, and decodes
@@ -161,7 +166,7 @@ impl HotSet {
         whole: &HashSet<NodeId>,
         threads: usize,
         write: &Write<'_>,
-    ) -> Result<Arc<Hot>> {
+    ) -> Result<Arc<RecordedBlocks>> {
         if self.is_in_ranges() {
             return self.decode(threads);
         }
@@ -207,7 +212,7 @@ impl HotSet {
         };
         let keep = |content: ContentId| kept[content as usize];
         let contents = self.decode_to(contents, threads, &keep, &take)?;
-        Ok(self.hot(Arc::new(image.tables()), rest, Some(contents)))
+        Ok(self.with_blocks(Arc::new(image.tables()), rest, Some(contents)))
     }
 }
 
@@ -234,7 +239,7 @@ fn unusable(error: Error) -> Error {
 }
 
 /// Files of a tree with blocks in memory, or in the file of an image.
-pub struct Hot {
+pub struct RecordedBlocks {
     /// The image's tables, without frames.
     image: Arc<BootImage>,
     /// The contents of the blocks that were read, unless they are read when they are needed.
@@ -245,9 +250,9 @@ pub struct Hot {
     tally: Tally,
 }
 
-impl fmt::Debug for Hot {
+impl fmt::Debug for RecordedBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hot")
+        f.debug_struct("RecordedBlocks")
             .field("files", &self.files.len())
             .field("memory", &self.memory)
             .field("ranges", &self.ranges)
@@ -286,7 +291,7 @@ impl Tally {
     }
 }
 
-impl Hot {
+impl RecordedBlocks {
     /// Returns the number of blocks served so far.
     pub fn served(&self) -> Served {
         self.tally.served()
