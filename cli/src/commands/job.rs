@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use quell_supervisor::{
-    JobNodeReport, JobReport, MeetingServer, Reports, SharedBlocksReport, job_reports, shown_list,
+    JobNodeReport, JobReport, MeetingServer, Reports, SharedBlocksStatus, job_reports, shown_list,
 };
 
 use crate::arguments::{JobCommand, JobRunArgs, JobStatusArgs};
@@ -91,8 +91,8 @@ fn print(job: &JobReport) {
         );
     }
     if let Some(blocks) = &job.shared_blocks {
-        let SharedBlocksReport { sent_blocks, sent_bytes, blocks_from_memory, received_bytes, .. } = blocks;
-        let SharedBlocksReport { read_bytes, memory_bytes, memory_bytes_max, .. } = blocks;
+        let SharedBlocksStatus { sent_blocks, sent_bytes, blocks_from_memory, received_bytes, .. } = blocks;
+        let SharedBlocksStatus { read_bytes, memory_bytes, memory_bytes_max, .. } = blocks;
         outln!(
             "  shared blocks of this node: {sent_blocks} sent ({sent_bytes} B), {blocks_from_memory} of them from memory; \
              {received_bytes} B received, {read_bytes} B read; {memory_bytes} B in memory, at most {memory_bytes_max}"

@@ -36,8 +36,8 @@ pub struct BlockCache<W> {
     bytes_max: u64,
     bytes: u64,
     blocks: LruCache<SharedBlockId, Arc<CachedBlock>>,
-    /// For each block that is being obtained, the requests that wait for it.
-    wanted: HashMap<SharedBlockId, Vec<WaitingRequest<W>>>,
+    /// For each block that is being fetched, the requests that wait for it.
+    waiting: HashMap<SharedBlockId, Vec<WaitingRequest<W>>>,
 }
 
 #[derive(Debug)]
@@ -48,19 +48,19 @@ struct WaitingRequest<W> {
 
 /// The result of a request for a block.
 #[derive(Debug)]
-pub enum Asked<W> {
+pub enum BlockLookup<W> {
     /// The block, for this request.
     Found(Arc<CachedBlock>, W),
-    /// The request waits, and the caller must obtain the block.
-    First,
-    /// The request waits for a block that is being obtained.
-    Joined,
+    /// The request waits, and the caller must fetch the block.
+    Missing,
+    /// The request waits for a block that is being fetched.
+    Pending,
 }
 
 impl<W> BlockCache<W> {
     /// Returns an empty cache. `bytes_max`: the most memory that its blocks may take.
     pub fn new(bytes_max: u64) -> BlockCache<W> {
-        BlockCache { bytes_max, bytes: 0, blocks: LruCache::unbounded(), wanted: HashMap::new() }
+        BlockCache { bytes_max, bytes: 0, blocks: LruCache::unbounded(), waiting: HashMap::new() }
     }
 
     /// Returns the memory that the blocks take.
@@ -74,20 +74,20 @@ impl<W> BlockCache<W> {
     }
 
     /// Requests a block.
-    pub fn ask(&mut self, id: SharedBlockId, request: W, now: Instant) -> Asked<W> {
+    pub fn request(&mut self, id: SharedBlockId, request: W, now: Instant) -> BlockLookup<W> {
         if let Some(block) = self.blocks.get(&id) {
-            return Asked::Found(block.clone(), request);
+            return BlockLookup::Found(block.clone(), request);
         }
         let waiting = WaitingRequest { since: now, request };
-        if let Some(requests) = self.wanted.get_mut(&id) {
+        if let Some(requests) = self.waiting.get_mut(&id) {
             requests.push(waiting);
-            return Asked::Joined;
+            return BlockLookup::Pending;
         }
-        self.wanted.insert(id, vec![waiting]);
-        Asked::First
+        self.waiting.insert(id, vec![waiting]);
+        BlockLookup::Missing
     }
 
-    /// Adds a block that was obtained; `None` if it could not be obtained. Returns the requests
+    /// Adds a block that was fetched; `None` if it could not be fetched. Returns the requests
     /// that wait for it.
     pub fn complete(&mut self, id: SharedBlockId, block: Option<&Arc<CachedBlock>>) -> Vec<W> {
         if let Some(block) = block {
@@ -101,7 +101,7 @@ impl<W> BlockCache<W> {
                 self.bytes -= removed.memory_bytes();
             }
         }
-        self.wanted.remove(&id).into_iter().flatten().map(|waiting| waiting.request).collect()
+        self.waiting.remove(&id).into_iter().flatten().map(|waiting| waiting.request).collect()
     }
 
     /// Removes the blocks of a file.
@@ -115,10 +115,10 @@ impl<W> BlockCache<W> {
     }
 
     /// Removes and returns the requests that have begun to wait at a time for which `is_late`
-    /// returns `true`. Their blocks are still being obtained.
+    /// returns `true`. Their blocks are still being fetched.
     pub fn take_late(&mut self, is_late: impl Fn(Instant) -> bool) -> Vec<W> {
         let mut late = Vec::new();
-        for requests in self.wanted.values_mut() {
+        for requests in self.waiting.values_mut() {
             late.extend(requests.extract_if(.., |waiting| is_late(waiting.since)));
         }
         late.into_iter().map(|waiting| waiting.request).collect()
@@ -152,14 +152,16 @@ mod tests {
     fn requests_for_one_block_wait_for_one_answer() {
         let mut cache = BlockCache::new(memory(9, 100));
         let now = Instant::now();
-        assert!(matches!(cache.ask(id(1, 0), 1, now), Asked::First));
-        assert!(matches!(cache.ask(id(1, 0), 2, now), Asked::Joined));
-        assert!(matches!(cache.ask(id(1, 1), 3, now), Asked::First));
+        assert!(matches!(cache.request(id(1, 0), 1, now), BlockLookup::Missing));
+        assert!(matches!(cache.request(id(1, 0), 2, now), BlockLookup::Pending));
+        assert!(matches!(cache.request(id(1, 1), 3, now), BlockLookup::Missing));
         assert_eq!(cache.complete(id(1, 0), Some(&block(10))), [1, 2]);
-        assert!(matches!(cache.ask(id(1, 0), 4, now), Asked::Found(found, 4) if found == block(10)));
-        // A block that could not be obtained is obtained again by the next request.
+        assert!(
+            matches!(cache.request(id(1, 0), 4, now), BlockLookup::Found(found, 4) if found == block(10))
+        );
+        // A block that could not be fetched is fetched again by the next request.
         assert_eq!(cache.complete(id(1, 1), None), [3]);
-        assert!(matches!(cache.ask(id(1, 1), 5, now), Asked::First));
+        assert!(matches!(cache.request(id(1, 1), 5, now), BlockLookup::Missing));
     }
 
     #[test]
@@ -168,7 +170,7 @@ mod tests {
         for entry in 0..3 {
             cache.complete(id(entry, 0), Some(&block(10)));
         }
-        assert!(matches!(cache.ask(id(0, 0), 0, Instant::now()), Asked::Found(..)));
+        assert!(matches!(cache.request(id(0, 0), 0, Instant::now()), BlockLookup::Found(..)));
         cache.complete(id(3, 0), Some(&block(10)));
         assert_eq!([0, 1, 2, 3].map(|entry| has(&mut cache, id(entry, 0))), [true, false, true, true]);
         // The same block again takes no further memory.
@@ -198,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn a_late_request_can_be_repeated_and_joins() {
+    fn a_late_request_can_be_repeated_and_waits_with_the_others() {
         let mut cache = BlockCache::new(memory(9, 100));
         let begun = Instant::now();
         let later = begun + Duration::from_secs(1);
-        cache.ask(id(1, 0), 1, begun);
-        cache.ask(id(1, 0), 2, later);
+        cache.request(id(1, 0), 1, begun);
+        cache.request(id(1, 0), 2, later);
         assert_eq!(cache.take_late(|since| since < later), [1]);
-        assert!(matches!(cache.ask(id(1, 0), 1, later), Asked::Joined));
+        assert!(matches!(cache.request(id(1, 0), 1, later), BlockLookup::Pending));
         assert_eq!(cache.complete(id(1, 0), Some(&block(1))), [2, 1]);
         assert_eq!(cache.take_late(|_| true), Vec::<u32>::new());
     }

@@ -15,7 +15,7 @@ use quell_wire::job::{
 use quell_wire::{decode, encode};
 
 use crate::calls::printable;
-use crate::sharing::SharingLimits;
+use crate::shared_blocks::SharedBlocksLimits;
 
 /// The time without a connection after which the job holder counts as lost.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(1);
@@ -23,7 +23,7 @@ const UNREACHABLE_AFTER: Duration = Duration::from_secs(1);
 /// The connection of a view to the job holder of its node.
 pub struct BlockClient {
     socket: PathBuf,
-    limits: SharingLimits,
+    limits: SharedBlocksLimits,
     /// Made by the first read, because it needs a thread, and a process with threads cannot enter a
     /// user namespace. `None` if it cannot be made.
     client: OnceLock<Option<Client>>,
@@ -39,7 +39,7 @@ impl fmt::Debug for BlockClient {
 }
 
 /// The blocks of a file that one read needs.
-struct Wanted<'a> {
+struct BlockRead<'a> {
     index: u32,
     entry: u32,
     size_bytes: u64,
@@ -52,7 +52,7 @@ impl BlockClient {
     /// message for the user.
     pub fn new(
         socket: PathBuf,
-        limits: SharingLimits,
+        limits: SharedBlocksLimits,
         print: Box<dyn Fn(&str) + Send + Sync>,
     ) -> BlockClient {
         BlockClient { socket, limits, client: OnceLock::new(), is_lost: AtomicBool::new(false), print }
@@ -78,7 +78,7 @@ impl BlockClient {
             return None;
         }
         let into = &mut into[..length];
-        match self.read_blocks(Wanted { index, entry, size_bytes, offset, into }) {
+        match self.read_blocks(BlockRead { index, entry, size_bytes, offset, into }) {
             Ok(true) => Some(length),
             Ok(false) => None,
             Err(error) => {
@@ -96,8 +96,8 @@ impl BlockClient {
     }
 
     /// Returns `false` if the nodes do not share the file, or have waited too long for a block.
-    fn read_blocks(&self, wanted: Wanted<'_>) -> Result<bool> {
-        let Wanted { index, entry, size_bytes, offset, into } = wanted;
+    fn read_blocks(&self, read: BlockRead<'_>) -> Result<bool> {
+        let BlockRead { index, entry, size_bytes, offset, into } = read;
         let client = self.client.get_or_init(|| {
             let endpoint = Endpoint::Unix(self.socket.clone());
             // Over a Unix socket, the user takes the place of a key.

@@ -43,13 +43,13 @@ struct State {
 #[derive(Debug)]
 struct WaitingRequest {
     since: Instant,
-    wanted: Wanted,
+    item: ContentsRequest,
     reply: peer::Reply,
 }
 
 /// The subject of a request of another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum ContentsRequest {
     /// The list of files.
     Files,
     /// A block of a file.
@@ -65,7 +65,7 @@ pub enum Wanted {
 
 /// A complete file of a node, which other processes of the user on the same machine can open.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SharedBytes {
+pub struct CompleteFile {
     /// The file, as the reader has opened it.
     pub state: FileState,
     /// Its bytes; `None` for a file that could not be opened.
@@ -99,7 +99,7 @@ impl Contents {
         state.checksums = entries.iter().map(|entry| vec![None; blocks(entry) as usize]).collect();
         state.missing = entries.iter().map(blocks).sum();
         state.files = Some(Arc::new(entries));
-        let waiting = state.take_waiting(|request| request.wanted == Wanted::Files);
+        let waiting = state.take_waiting(|request| request.item == ContentsRequest::Files);
         drop(state);
         for request in waiting {
             request.reply.send(reply.clone());
@@ -150,7 +150,7 @@ impl Contents {
         {
             state.missing -= 1;
         }
-        let waiting = state.take_waiting(|request| request.wanted == Wanted::Block { file, block });
+        let waiting = state.take_waiting(|request| request.item == ContentsRequest::Block { file, block });
         drop(state);
         if !waiting.is_empty() {
             let reply = encode(&Reply::Block { checksum, bytes });
@@ -166,7 +166,7 @@ impl Contents {
     }
 
     /// Answers a request of another node, at once or when the answer is known.
-    pub fn answer(&self, wanted: Wanted, reply: peer::Reply) {
+    pub fn answer(&self, item: ContentsRequest, reply: peer::Reply) {
         let mut state = lock(&self.state);
         if let Some(reason) = &state.refusal {
             let refusal = encode(&Reply::Refused(reason));
@@ -175,18 +175,18 @@ impl Contents {
         }
         let since = Instant::now();
         let Some(files) = state.files.clone() else {
-            return state.waiting.push(WaitingRequest { since, wanted, reply });
+            return state.waiting.push(WaitingRequest { since, item, reply });
         };
-        let (file, block) = match wanted {
-            Wanted::Block { file, block } => (file, block),
-            Wanted::Files => {
+        let (file, block) = match item {
+            ContentsRequest::Block { file, block } => (file, block),
+            ContentsRequest::Files => {
                 drop(state);
                 let files = files.iter().map(|entry| entry.state.clone()).collect();
                 return reply.send(encode(&Reply::Files(files)));
             }
-            Wanted::Samples => {
+            ContentsRequest::Samples => {
                 let Some(samples) = state.samples.clone() else {
-                    return state.waiting.push(WaitingRequest { since, wanted, reply });
+                    return state.waiting.push(WaitingRequest { since, item, reply });
                 };
                 drop(state);
                 return reply.send(encode(&Reply::Samples(samples)));
@@ -195,7 +195,7 @@ impl Contents {
         let slot = state.checksums.get(file as usize).and_then(|blocks| blocks.get(block as usize));
         let answer = match slot {
             None => Err("there is no such block".to_owned()),
-            Some(None) => return state.waiting.push(WaitingRequest { since, wanted, reply }),
+            Some(None) => return state.waiting.push(WaitingRequest { since, item, reply }),
             Some(Some(checksum)) => Ok(*checksum),
         };
         drop(state);
@@ -211,7 +211,7 @@ impl Contents {
         let reply = encode(&Reply::Samples(samples.clone()));
         let mut state = lock(&self.state);
         state.samples = Some(samples);
-        let waiting = state.take_waiting(|request| request.wanted == Wanted::Samples);
+        let waiting = state.take_waiting(|request| request.item == ContentsRequest::Samples);
         drop(state);
         for request in waiting {
             request.reply.send(reply.clone());
@@ -242,14 +242,14 @@ impl Contents {
     ///
     /// # Errors
     /// `Busy` if a block is missing; the errors of fcntl(2).
-    pub fn seal(&self) -> Result<Vec<SharedBytes>> {
+    pub fn seal(&self) -> Result<Vec<CompleteFile>> {
         let incomplete = || Error::new(ErrorKind::Busy, "seal", "files that are not complete");
         let files = self.files().filter(|_| lock(&self.state).missing == 0).ok_or_else(incomplete)?;
         let seal = |entry: &Entry| {
             let modified = attributes(entry)
                 .map(|file| Time { seconds: file.modified_seconds, nanoseconds: file.modified_nanoseconds });
             let shared = entry.memory.as_ref().map(|memory| memory.seal_in_place(modified)).transpose()?;
-            Ok(SharedBytes { state: entry.state.clone(), shared })
+            Ok(CompleteFile { state: entry.state.clone(), shared })
         };
         files.iter().map(seal).collect()
     }

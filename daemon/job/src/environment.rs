@@ -7,7 +7,7 @@ use std::sync::Arc;
 use quell_vfs::Result;
 use quell_wire::job::{CheckResult, FileAttributes, FileState};
 
-use crate::contents::SharedBytes;
+use crate::contents::CompleteFile;
 use crate::meeting::OwnLink;
 
 /// A file that was opened, and its attributes.
@@ -36,7 +36,7 @@ pub trait Environment: Send + Sync {
     /// Compares a few entries of the trees of the files with the trees, on the reader. Returns the
     /// result for each file, at most [`quell_wire::job::RESULT_BYTES_MAX`] bytes, or `None` if
     /// each node makes this comparison itself.
-    fn sample(&self, files: &[SharedBytes]) -> Vec<Option<CheckResult>>;
+    fn sample(&self, files: &[CompleteFile]) -> Vec<Option<CheckResult>>;
 
     /// Returns whether a process still waits for the files.
     fn is_needed(&self) -> bool;

@@ -10,7 +10,7 @@
 //!
 //! `tree` assigns the parents, as a pure state machine. `contents` has the blocks of this
 //! node. `serve` answers other nodes, `fetch` asks them, `read` reads the files, and `node` joins
-//! these parts. `sharing` answers requests for shared blocks, `block_cache` keeps the blocks, and
+//! these parts. `shared_blocks` answers requests for shared blocks, `block_cache` keeps the blocks, and
 //! `block_client` sends the requests of a view.
 
 #![forbid(unsafe_code)]
@@ -28,13 +28,13 @@ mod meeting_server;
 mod node;
 mod read;
 mod serve;
-mod sharing;
+mod shared_blocks;
 mod tree;
 
 pub use block_client::BlockClient;
-pub use contents::SharedBytes;
+pub use contents::CompleteFile;
 pub use environment::{Environment, OpenedFile};
-pub use meeting::{Advertisement, Meeting, MeetingPoint, OwnLink};
+pub use meeting::{Advertisement, MeetingPoint, OwnLink, ReaderLink};
 pub use meeting_server::MeetingServer;
 pub use node::{JobNode, JobSettings, JobStatus};
-pub use sharing::{SharedTrees, SharingLimits, SharingStatus};
+pub use shared_blocks::{SharedBlocksLimits, SharedBlocksStatus, SharedTrees};

@@ -81,44 +81,45 @@ pub fn new_key() -> Result<[u8; 32]> {
     Ok(key)
 }
 
-/// The directory or the process through which the nodes of a job find one another.
+/// The meeting point: the directory or the process that has the links of jobs.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Meeting {
+pub enum MeetingPoint {
     /// A directory that all nodes share.
     Directory(PathBuf),
     /// A process that serves links, by the text of its [`Advertisement`].
     Process(String),
 }
 
-impl std::fmt::Debug for Meeting {
+impl std::fmt::Debug for MeetingPoint {
     /// Omits the text of a process, which contains its key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Meeting::Directory(directory) => f.debug_tuple("Directory").field(directory).finish(),
-            Meeting::Process(_) => f.debug_tuple("Process").finish_non_exhaustive(),
+            MeetingPoint::Directory(directory) => f.debug_tuple("Directory").field(directory).finish(),
+            MeetingPoint::Process(_) => f.debug_tuple("Process").finish_non_exhaustive(),
         }
     }
 }
 
-/// The link of one job and list of files.
+/// The link of one job and list of files, which leads the nodes to the reader.
 #[derive(Debug)]
-pub struct MeetingPoint {
-    place: Place,
+pub struct ReaderLink {
+    store: LinkStore,
     number: u128,
     /// The path of the link, for messages.
     pub path: PathBuf,
 }
 
-enum Place {
+/// An open meeting point.
+enum LinkStore {
     Directory(OwnedFd),
     Process { server: OtherNode, limit: Duration },
 }
 
-impl std::fmt::Debug for Place {
+impl std::fmt::Debug for LinkStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Place::Directory(directory) => f.debug_tuple("Directory").field(directory).finish(),
-            Place::Process { server, .. } => f.debug_tuple("Process").field(&server.address).finish(),
+            LinkStore::Directory(directory) => f.debug_tuple("Directory").field(directory).finish(),
+            LinkStore::Process { server, .. } => f.debug_tuple("Process").field(&server.address).finish(),
         }
     }
 }
@@ -137,14 +138,14 @@ fn link_name(number: u128) -> String {
     format!("job-{number:032x}")
 }
 
-impl MeetingPoint {
+impl ReaderLink {
     /// Connects to the process with this text of an [`Advertisement`]. It waits at most for
     /// `limit`, as does each request.
     ///
     /// # Errors
     /// `InvalidInput` for another text; the error of the first address if no address accepts a
     /// connection.
-    pub fn connect(text: &str, job: &str, files: &[PathBuf], limit: Duration) -> Result<MeetingPoint> {
+    pub fn connect(text: &str, job: &str, files: &[PathBuf], limit: Duration) -> Result<ReaderLink> {
         let wrong = || Error {
             source: Some("its text does not have the format of this version of quell".into()),
             ..Error::new(ErrorKind::InvalidInput, "use", "the meeting point of the job")
@@ -161,7 +162,7 @@ impl MeetingPoint {
                     let server = OtherNode::connect(*address, &key)?;
                     let number = link_number(job, files);
                     let path = Path::new(&address.to_string()).join(link_name(number));
-                    return Ok(MeetingPoint { place: Place::Process { server, limit }, number, path });
+                    return Ok(ReaderLink { store: LinkStore::Process { server, limit }, number, path });
                 }
                 Err(e) => _ = failed.get_or_insert((e, address)),
             }
@@ -198,7 +199,7 @@ impl MeetingPoint {
     /// # Errors
     /// `PermissionDenied` if the directory belongs to another user, or if other users have access
     /// to it; the errors of open(2) and mkdir(2).
-    pub fn open(directory: &Path, job: &str, files: &[PathBuf]) -> Result<MeetingPoint> {
+    pub fn open(directory: &Path, job: &str, files: &[PathBuf]) -> Result<ReaderLink> {
         let subject = directory.as_os_str().as_bytes();
         let failed = |e: Errno| Error::from_io(e.into(), "open the directory for jobs", subject);
         // O_PATH causes no request. For a real open of a directory, FUSE sends a request to its
@@ -225,7 +226,7 @@ impl MeetingPoint {
         }
         let number = link_number(job, files);
         let path = directory.join(link_name(number));
-        Ok(MeetingPoint { place: Place::Directory(opened), number, path })
+        Ok(ReaderLink { store: LinkStore::Directory(opened), number, path })
     }
 
     /// Returns the text of the link; `None` if there is no link.
@@ -234,9 +235,9 @@ impl MeetingPoint {
     /// The errors of readlink(2) or of the request to the process; `Interrupted` as soon as
     /// `is_needed` returns `false` while this process waits for the other one.
     pub fn read(&self, is_needed: &dyn Fn() -> bool) -> Result<Option<Vec<u8>>> {
-        match &self.place {
-            Place::Directory(directory) => self.read_in(directory),
-            Place::Process { server, limit } => {
+        match &self.store {
+            LinkStore::Directory(directory) => self.read_in(directory),
+            LinkStore::Process { server, limit } => {
                 self.ask(server, &Request::ReadLink { link: self.number }, *limit, is_needed)
             }
         }
@@ -256,13 +257,13 @@ impl MeetingPoint {
     /// The errors of symlink(2) or of the request to the process; `Interrupted` as for
     /// [`read`](Self::read).
     pub fn create(&self, text: &str, is_needed: &dyn Fn() -> bool) -> Result<bool> {
-        match &self.place {
-            Place::Directory(directory) => match symlinkat(text, directory, link_name(self.number)) {
+        match &self.store {
+            LinkStore::Directory(directory) => match symlinkat(text, directory, link_name(self.number)) {
                 Ok(()) => Ok(true),
                 Err(Errno::EXIST) => Ok(false),
                 Err(e) => Err(self.failed(e, "create")),
             },
-            Place::Process { server, limit } => {
+            LinkStore::Process { server, limit } => {
                 let request = Request::CreateLink { link: self.number, text };
                 // If the answer to the first attempt was lost, the link has this text already.
                 let found = self.ask(server, &request, *limit, is_needed)?;
@@ -278,8 +279,8 @@ impl MeetingPoint {
     /// The errors of readlink(2) and unlink(2) or of the request to the process; `Interrupted` as
     /// for [`read`](Self::read).
     pub fn remove(&self, text: &[u8], is_needed: &dyn Fn() -> bool) -> Result<()> {
-        match &self.place {
-            Place::Directory(directory) => {
+        match &self.store {
+            LinkStore::Directory(directory) => {
                 if self.read_in(directory)?.as_deref() != Some(text) {
                     return Ok(());
                 }
@@ -288,7 +289,7 @@ impl MeetingPoint {
                     Err(e) => Err(self.failed(e, "remove")),
                 }
             }
-            Place::Process { server, limit } => {
+            LinkStore::Process { server, limit } => {
                 // `create` cannot have sent a text that is not UTF-8.
                 let Ok(text) = std::str::from_utf8(text) else { return Ok(()) };
                 let request = Request::RemoveLink { link: self.number, text };
@@ -305,7 +306,7 @@ impl MeetingPoint {
 /// The link that this process has created.
 #[derive(Debug)]
 pub struct OwnLink {
-    pub(crate) point: MeetingPoint,
+    pub(crate) link: ReaderLink,
     pub(crate) text: String,
 }
 
@@ -313,9 +314,9 @@ impl OwnLink {
     /// Removes the link if it is still the link of this process.
     ///
     /// # Errors
-    /// The errors of [`MeetingPoint::remove`].
+    /// The errors of [`ReaderLink::remove`].
     pub fn remove(&self) -> Result<()> {
-        self.point.remove(self.text.as_bytes(), &|| true)
+        self.link.remove(self.text.as_bytes(), &|| true)
     }
 }
 
@@ -363,16 +364,16 @@ mod tests {
     fn one_process_creates_the_link_and_only_its_own_text_is_removed() {
         let parent = tempfile::tempdir().unwrap();
         let directory = parent.path().join("new/jobs");
-        let open = |job: &str| MeetingPoint::open(&directory, job, &["/a".into()]).unwrap();
-        let point = open("1");
-        assert_eq!(point.read(&|| true).unwrap(), None);
-        assert!(point.create("first", &|| true).unwrap() && !point.create("second", &|| true).unwrap());
+        let open = |job: &str| ReaderLink::open(&directory, job, &["/a".into()]).unwrap();
+        let link = open("1");
+        assert_eq!(link.read(&|| true).unwrap(), None);
+        assert!(link.create("first", &|| true).unwrap() && !link.create("second", &|| true).unwrap());
         assert_eq!(open("1").read(&|| true).unwrap().as_deref(), Some(&b"first"[..]));
         assert_eq!(open("2").read(&|| true).unwrap(), None);
-        point.remove(b"second", &|| true).unwrap();
-        assert!(point.read(&|| true).unwrap().is_some());
-        point.remove(b"first", &|| true).unwrap();
-        assert_eq!(point.read(&|| true).unwrap(), None);
+        link.remove(b"second", &|| true).unwrap();
+        assert!(link.read(&|| true).unwrap().is_some());
+        link.remove(b"first", &|| true).unwrap();
+        assert_eq!(link.read(&|| true).unwrap(), None);
     }
 
     #[test]
@@ -380,13 +381,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         for mode in [0o750, 0o701, 0o777] {
             std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(mode)).unwrap();
-            let refused = MeetingPoint::open(directory.path(), "1", &[]).unwrap_err();
+            let refused = ReaderLink::open(directory.path(), "1", &[]).unwrap_err();
             assert_eq!(refused.kind, ErrorKind::PermissionDenied, "{mode:o}");
         }
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
-        MeetingPoint::open(directory.path(), "1", &[]).unwrap();
+        ReaderLink::open(directory.path(), "1", &[]).unwrap();
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(directory.path(), &link).unwrap();
-        assert!(MeetingPoint::open(&link, "1", &[]).is_err(), "the last component is not followed");
+        assert!(ReaderLink::open(&link, "1", &[]).is_err(), "the last component is not followed");
     }
 }

@@ -22,13 +22,13 @@ use quell_wire::job::{
 
 use crate::addresses::{address_towards, own_addresses};
 use crate::calls::{OtherNode, printable};
-use crate::contents::{Contents, SharedBytes};
+use crate::contents::{CompleteFile, Contents};
 use crate::environment::Environment;
 use crate::fetch::{Limits, fetch};
-use crate::meeting::{Advertisement, Meeting, MeetingPoint, OwnLink, new_key};
+use crate::meeting::{Advertisement, MeetingPoint, OwnLink, ReaderLink, new_key};
 use crate::read::read_files;
 use crate::serve::{ServeNodes, Serving};
-use crate::sharing::{Position, SharedTrees, Sharing, SharingLimits, SharingStatus};
+use crate::shared_blocks::{Position, SharedBlocks, SharedBlocksLimits, SharedBlocksStatus, SharedTrees};
 use crate::tree::Tree;
 
 /// The interval at which late requests are answered.
@@ -51,7 +51,7 @@ pub struct JobSettings {
     /// The identifier of the job.
     pub job: String,
     /// The directory or the process of the meeting point.
-    pub meeting: Meeting,
+    pub meeting: MeetingPoint,
     /// The files, by absolute path.
     pub files: Vec<PathBuf>,
     /// The name of this node, for reports.
@@ -72,9 +72,9 @@ pub struct JobNode {
     /// `None` if the node is not in a tree.
     part: Option<Part>,
     own: OwnPart,
-    limits: SharingLimits,
+    limits: SharedBlocksLimits,
     /// The files, in the order of the settings.
-    pub files: Vec<SharedBytes>,
+    pub files: Vec<CompleteFile>,
     /// For each file the result of the sample that the reader has made of its tree, or `None`;
     /// empty if the reader has sent none.
     pub samples: Vec<Option<CheckResult>>,
@@ -127,7 +127,7 @@ pub struct JobStatus {
     /// The nodes as the reader knows them; empty if it does not answer.
     pub nodes: Vec<NodeState>,
     /// The shared blocks of this node, if it shares blocks.
-    pub sharing: Option<SharingStatus>,
+    pub shared_blocks: Option<SharedBlocksStatus>,
 }
 
 impl std::fmt::Debug for JobNode {
@@ -158,9 +158,9 @@ impl JobNode {
     pub fn status(&self) -> JobStatus {
         let OwnPart { node, parent, received_bytes, read_bytes, milliseconds, .. } = self.own;
         let nodes = self.part.as_ref().map_or_else(Vec::new, Part::nodes);
-        let sharing = self.part.as_ref().and_then(|part| part.serving.sharing.as_ref());
-        let sharing = sharing.map(|sharing| sharing.status());
-        JobStatus { node, parent, received_bytes, read_bytes, milliseconds, nodes, sharing }
+        let blocks = self.part.as_ref().and_then(|part| part.serving.shared_blocks.as_ref());
+        let shared_blocks = blocks.map(|blocks| blocks.status());
+        JobStatus { node, parent, received_bytes, read_bytes, milliseconds, nodes, shared_blocks }
     }
 
     /// Starts to share blocks of the files of `trees`, if the settings say so and this node is in a
@@ -178,7 +178,7 @@ impl JobNode {
         print: Box<dyn Fn(&str) + Send + Sync>,
     ) -> Result<bool> {
         let Some(part) = &self.part else { return Ok(false) };
-        let Some(sharing) = &part.serving.sharing else { return Ok(false) };
+        let Some(blocks) = &part.serving.shared_blocks else { return Ok(false) };
         let reader = match &part.role {
             PartRole::Reader { .. } => None,
             PartRole::Other { reader } => Some(*reader),
@@ -192,11 +192,11 @@ impl JobNode {
             files: self.files.iter().map(|file| file.state.clone()).collect(),
         };
         let started =
-            sharing.begin(trees, position, self.limits, print).and_then(|()| part.server.listen_unix(socket));
+            blocks.begin(trees, position, self.limits, print).and_then(|()| part.server.listen_unix(socket));
         match started {
             Ok(()) => Ok(true),
             Err(error) => {
-                sharing.refuse(&error.to_string());
+                blocks.refuse(&error.to_string());
                 Err(error)
             }
         }
@@ -258,8 +258,8 @@ impl JobNode {
             std::thread::sleep(END_INTERVAL);
         }
         self.contents.refuse("the node is stopping");
-        if let Some(sharing) = &part.serving.sharing {
-            sharing.refuse("the node is stopping");
+        if let Some(blocks) = &part.serving.shared_blocks {
+            blocks.refuse("the node is stopping");
         }
         part.server.stop(STOP_LIMIT);
         if let Some((stop, thread)) = part.answering.take() {
@@ -319,64 +319,64 @@ enum Attempt {
 impl Starting<'_> {
     fn run(&mut self) -> Result<JobNode> {
         let JobSettings { job, meeting, files, limit, .. } = self.settings;
-        let point = match meeting {
-            Meeting::Directory(directory) => MeetingPoint::open(directory, job, files)?,
-            Meeting::Process(text) => MeetingPoint::connect(text, job, files, *limit)?,
+        let link = match meeting {
+            MeetingPoint::Directory(directory) => ReaderLink::open(directory, job, files)?,
+            MeetingPoint::Process(text) => ReaderLink::connect(text, job, files, *limit)?,
         };
         let environment = self.environment;
         let is_needed = || environment.is_needed();
-        let mut found = point.read(&is_needed)?;
+        let mut found = link.read(&is_needed)?;
         // Each pass ends the attempt, or removes the link of a reader that has ended.
         for _ in 0..3 {
             let Some(text) = &found else {
-                match self.become_reader(point)? {
+                match self.become_reader(link)? {
                     Ok(node) => return Ok(node),
                     Err(again) => return self.join_after_race(again),
                 }
             };
             match self.join(text) {
                 Attempt::Joined(joined) => return self.receive(*joined),
-                Attempt::Failed(error) => return self.read_without(&point, error),
-                Attempt::NoReader => tracing::debug!(path = ?point.path, "the reader has ended"),
+                Attempt::Failed(error) => return self.read_without(&link, error),
+                Attempt::NoReader => tracing::debug!(path = ?link.path, "the reader has ended"),
                 Attempt::NoAnswer(error) => {
-                    let error = of_link(&point, &error);
+                    let error = of_link(&link, &error);
                     self.environment.print(&format!(
                         "cannot receive the files of the job from another node: {error}; replacing the link, and reading \
                          the files from the file system"
                     ));
                 }
             }
-            point.remove(text, &is_needed)?;
+            link.remove(text, &is_needed)?;
             found = None;
         }
         unreachable!("the second pass finds no link")
     }
 
     /// Joins the tree of another process, which has created the link since this one looked for it.
-    fn join_after_race(&mut self, point: MeetingPoint) -> Result<JobNode> {
+    fn join_after_race(&mut self, link: ReaderLink) -> Result<JobNode> {
         let gone = || Error::new(ErrorKind::Unavailable, "join", "the reader, which has ended");
-        let text = point.read(&|| self.environment.is_needed())?;
+        let text = link.read(&|| self.environment.is_needed())?;
         match text.map_or(Attempt::NoReader, |text| self.join(&text)) {
             Attempt::Joined(joined) => self.receive(*joined),
-            Attempt::Failed(error) | Attempt::NoAnswer(error) => self.read_without(&point, error),
+            Attempt::Failed(error) | Attempt::NoAnswer(error) => self.read_without(&link, error),
             Attempt::NoReader => self.read_alone(None, None, &gone()),
         }
     }
 
     /// Creates the link, reads the files, and serves them. Returns the meeting point if another
     /// process has created the link first.
-    fn become_reader(&mut self, point: MeetingPoint) -> Result<std::result::Result<JobNode, MeetingPoint>> {
+    fn become_reader(&mut self, link: ReaderLink) -> Result<std::result::Result<JobNode, ReaderLink>> {
         let key = new_key()?;
         let addresses = own_addresses(self.settings.interface.as_deref())?;
         let tree = Tree::new(&self.settings.name);
         let (part, addresses) = self.serve(PoolKey(key), &addresses, Some(tree))?;
         let text = Advertisement { addresses, key: PoolKey(key) }.encode();
-        if !point.create(&text, &|| self.environment.is_needed())? {
+        if !link.create(&text, &|| self.environment.is_needed())? {
             part.server.stop(Duration::ZERO);
-            return Ok(Err(point));
+            return Ok(Err(link));
         }
-        tracing::debug!(path = ?point.path, "reads the files of the job");
-        let link = Arc::new(OwnLink { point, text });
+        tracing::debug!(path = ?link.path, "reads the files of the job");
+        let link = Arc::new(OwnLink { link, text });
         self.environment.link_created(&link);
         let part = part.with_role(PartRole::Reader { link });
         let read = self.read().and_then(|()| self.contents.seal());
@@ -592,11 +592,11 @@ impl Starting<'_> {
     }
 
     /// Reads the files of a node that is not in a tree, unless it is no longer needed.
-    fn read_without(&self, point: &MeetingPoint, error: Error) -> Result<JobNode> {
+    fn read_without(&self, link: &ReaderLink, error: Error) -> Result<JobNode> {
         if error.kind == ErrorKind::Interrupted {
             return Err(error);
         }
-        self.read_alone(None, None, &of_link(point, &error))
+        self.read_alone(None, None, &of_link(link, &error))
     }
 
     /// Reads the files that no other node provides, and prints the reason. `part`: the part that
@@ -636,7 +636,7 @@ impl Starting<'_> {
         node: NodeNumber,
         parent: Option<NodeNumber>,
         part: Option<Part>,
-        files: Vec<SharedBytes>,
+        files: Vec<CompleteFile>,
     ) -> JobNode {
         let own = OwnPart {
             node,
@@ -646,7 +646,8 @@ impl Starting<'_> {
             read_bytes: self.read_bytes.load(Ordering::Relaxed),
             milliseconds: u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX),
         };
-        let limits = SharingLimits { answer: self.settings.limit, progress: self.settings.progress_limit };
+        let limits =
+            SharedBlocksLimits { answer: self.settings.limit, progress: self.settings.progress_limit };
         JobNode { part, own, limits, files, samples: Vec::new(), contents: self.contents.clone() }
     }
 
@@ -659,12 +660,13 @@ impl Starting<'_> {
         tree: Option<Tree>,
     ) -> Result<(NewPart, Vec<SocketAddr>)> {
         let contents = self.contents.clone();
-        let sharing = self.settings.shared_bytes_max.map(|bytes_max| Arc::new(Sharing::new(bytes_max)));
+        let shared_blocks =
+            self.settings.shared_bytes_max.map(|bytes_max| Arc::new(SharedBlocks::new(bytes_max)));
         let serving = Arc::new(Serving {
             contents: contents.clone(),
             tree: Mutex::new(tree),
             checked: Mutex::new(BTreeMap::new()),
-            sharing: sharing.clone(),
+            shared_blocks: shared_blocks.clone(),
             block_clients: Mutex::new(HashSet::new()),
         });
         let settings = ServerSettings {
@@ -691,7 +693,7 @@ impl Starting<'_> {
         let answering = std::thread::Builder::new().name("late".into()).spawn(move || {
             while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
                 contents.answer_late(late);
-                sharing.iter().for_each(|sharing| sharing.answer_late(late));
+                shared_blocks.iter().for_each(|blocks| blocks.answer_late(late));
             }
         });
         let thread = answering.map_err(|e| Error::from_io(e, "start", "a thread"))?;
@@ -719,8 +721,8 @@ fn are_bounded(samples: &[Option<CheckResult>]) -> bool {
 }
 
 /// Returns the error of the reader of a link.
-fn of_link(point: &MeetingPoint, error: &Error) -> Error {
-    let subject = point.path.as_os_str().as_encoded_bytes();
+fn of_link(link: &ReaderLink, error: &Error) -> Error {
+    let subject = link.path.as_os_str().as_encoded_bytes();
     Error {
         source: Some(error.to_string().into()),
         ..Error::new(error.kind, "use the reader of the link", subject)

@@ -8,8 +8,8 @@ use quell_transport::peer::{self, ClientHandler, ClientIdentity, Handler, Member
 use quell_wire::job::{CheckResult, PROTOCOL, REQUEST_BYTES_MAX, Reply, Request, TEXT_BYTES_MAX};
 use quell_wire::{decode, encode};
 
-use crate::contents::{Contents, Wanted};
-use crate::sharing::Sharing;
+use crate::contents::{Contents, ContentsRequest};
+use crate::shared_blocks::SharedBlocks;
 use crate::tree::Tree;
 
 /// The part of a node that answers other nodes.
@@ -21,7 +21,7 @@ pub struct Serving {
     /// as the reader.
     pub checked: Mutex<BTreeMap<u32, CheckResult>>,
     /// `None` if this node shares no blocks of files.
-    pub sharing: Option<Arc<Sharing>>,
+    pub shared_blocks: Option<Arc<SharedBlocks>>,
     /// The clients that have requested shared blocks. A node requests shared blocks and the files
     /// of the job through separate connections. Clients that have ended can be among them.
     pub block_clients: Mutex<HashSet<MemberId>>,
@@ -49,16 +49,20 @@ impl Handler for Serving {
             return reply.send(encode(&Reply::Refused("the request cannot be read")));
         };
         match request {
-            Request::Files => self.contents.answer(Wanted::Files, reply),
-            Request::Block { file, block } => self.contents.answer(Wanted::Block { file, block }, reply),
-            Request::SharedBlock(id) => match &self.sharing {
-                Some(sharing) => {
+            Request::Files => self.contents.answer(ContentsRequest::Files, reply),
+            Request::Block { file, block } => {
+                self.contents.answer(ContentsRequest::Block { file, block }, reply)
+            }
+            Request::SharedBlock(id) => match &self.shared_blocks {
+                Some(blocks) => {
                     lock(&self.block_clients).insert(client);
-                    sharing.answer(id, reply);
+                    blocks.answer(id, reply);
                 }
                 None => reply.send(encode(&Reply::NotShared)),
             },
-            Request::Samples if lock(&self.tree).is_some() => self.contents.answer(Wanted::Samples, reply),
+            Request::Samples if lock(&self.tree).is_some() => {
+                self.contents.answer(ContentsRequest::Samples, reply)
+            }
             Request::Checked { file } if lock(&self.tree).is_some() => {
                 let result = lock(&self.checked).get(&file).cloned();
                 reply.send(encode(&Reply::Checked(result)));

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use quell_job::{
-    Advertisement, Environment, JobNode, JobSettings, Meeting, MeetingPoint, MeetingServer, OpenedFile,
-    OwnLink, SharedBytes,
+    Advertisement, CompleteFile, Environment, JobNode, JobSettings, MeetingPoint, MeetingServer, OpenedFile,
+    OwnLink, ReaderLink,
 };
 use quell_transport::peer::{
     Client, ClientHandler, ClientIdentity, ClientSettings, Endpoint, Handler, MemberId, PoolKey,
@@ -52,7 +52,7 @@ impl Job {
     fn settings(&self, name: &str, limit: Duration) -> JobSettings {
         JobSettings {
             job: "job".into(),
-            meeting: Meeting::Directory(self.directory.path().into()),
+            meeting: MeetingPoint::Directory(self.directory.path().into()),
             files: vec![self.file.clone()],
             name: name.into(),
             interface: Some("lo".into()),
@@ -66,8 +66,8 @@ impl Job {
         JobNode::start(&self.settings(name, LONG), process)
     }
 
-    fn point(&self) -> MeetingPoint {
-        MeetingPoint::open(self.directory.path(), "job", std::slice::from_ref(&self.file)).unwrap()
+    fn point(&self) -> ReaderLink {
+        ReaderLink::open(self.directory.path(), "job", std::slice::from_ref(&self.file)).unwrap()
     }
 
     fn advertisement(&self) -> Advertisement {
@@ -154,7 +154,7 @@ impl Environment for Process {
         }
     }
 
-    fn sample(&self, files: &[SharedBytes]) -> Vec<Option<CheckResult>> {
+    fn sample(&self, files: &[CompleteFile]) -> Vec<Option<CheckResult>> {
         self.sampled.fetch_add(1, Ordering::Relaxed);
         vec![self.sample.clone(); files.len()]
     }
@@ -308,7 +308,7 @@ fn nodes_meet_at_a_process_and_use_the_comparisons_of_the_reader() {
     let job = Job::new(3);
     let server = MeetingServer::start(Some("lo")).unwrap();
     let settings = |name: &str| JobSettings {
-        meeting: Meeting::Process(server.text().to_owned()),
+        meeting: MeetingPoint::Process(server.text().to_owned()),
         ..job.settings(name, LONG)
     };
     let equal = Some(CheckResult(b"equal".to_vec()));
@@ -354,7 +354,7 @@ fn a_node_whose_meeting_process_has_ended_fails_and_prints_nothing() {
     server.stop();
     for text in [text, "no address".into()] {
         let process = Process::default();
-        let settings = JobSettings { meeting: Meeting::Process(text), ..job.settings("node", LONG) };
+        let settings = JobSettings { meeting: MeetingPoint::Process(text), ..job.settings("node", LONG) };
         let error = JobNode::start(&settings, &process).unwrap_err();
         assert!(error.to_string().contains("the meeting point of the job"), "{error}");
         assert_eq!((process.opened(), process.messages()), (0, vec![]));
@@ -397,7 +397,7 @@ fn settings_through(job: &Job, server: &MeetingServer, connections: usize) -> Jo
     let Advertisement { addresses, key } = Advertisement::decode(server.text().as_bytes()).unwrap();
     let addresses = vec![suspended_until(connections, addresses[0])];
     let text = Advertisement { addresses, key }.encode();
-    JobSettings { meeting: Meeting::Process(text), ..job.settings("node", LONG) }
+    JobSettings { meeting: MeetingPoint::Process(text), ..job.settings("node", LONG) }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quell_index::Sampler;
-use quell_job::{BlockClient, SharingLimits};
+use quell_job::{BlockClient, SharedBlocksLimits};
 use quell_mount_spec::{Covered, Ownership, TrustedUse};
 
 use crate::display::shown;
@@ -178,7 +178,7 @@ fn open_tree(
 /// Returns the client of the job holder of this node. It starts no thread before the first read.
 fn block_client(context: &HolderContext, shared: &SharedBlocksPlan) -> Arc<BlockClient> {
     let answer = Duration::from_millis(shared.limit_ms);
-    let limits = SharingLimits { answer, progress: JOB_PROGRESS_LIMIT.max(answer) };
+    let limits = SharedBlocksLimits { answer, progress: JOB_PROGRESS_LIMIT.max(answer) };
     let (messages, quiet) = (context.messages.clone(), context.plan.quiet);
     let print = move |message: &str| {
         if !quiet {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use quell_index::Sampler;
-use quell_job::{Environment, JobNode, JobSettings, Meeting, OpenedFile, OwnLink, SharedBytes};
+use quell_job::{CompleteFile, Environment, JobNode, JobSettings, MeetingPoint, OpenedFile, OwnLink};
 use quell_mount_spec::{Ownership, TrustedUse};
 use quell_posix::{Dir, PosixDir};
 use quell_threads::lock;
@@ -32,8 +32,8 @@ use crate::holder::signals::Signals;
 use crate::id_map::{IdMap, UNMAPPED};
 use crate::inputs::{InputFile, Origin, root_of};
 use crate::protocol::job_files::{FileInMemory, FilesInMemory, JobInput};
-use crate::protocol::plan::{JobCheck, JobMeeting, JobPlan, SampleResult};
-use crate::protocol::report::{HolderReport, JobNodeReport, JobReport, SharedBlocksReport};
+use crate::protocol::plan::{JobCheck, JobMeetingPoint, JobPlan, SampleResult};
+use crate::protocol::report::{HolderReport, JobNodeReport, JobReport};
 use crate::resources::check_available;
 use crate::socket::lock::blocks_socket_path;
 use crate::socket::server::{Holder, Need, Service};
@@ -67,8 +67,8 @@ impl JobFiles {
         let settings = JobSettings {
             job: plan.job.clone(),
             meeting: match &plan.meeting {
-                JobMeeting::Directory(directory) => Meeting::Directory(directory.clone()),
-                JobMeeting::Process(text) => Meeting::Process(text.clone()),
+                JobMeetingPoint::Directory(directory) => MeetingPoint::Directory(directory.clone()),
+                JobMeetingPoint::Process(text) => MeetingPoint::Process(text.clone()),
             },
             files: plan.files.clone(),
             name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
@@ -256,7 +256,7 @@ impl Environment for HolderEnvironment<'_> {
         Ok(())
     }
 
-    fn sample(&self, files: &[SharedBytes]) -> Vec<Option<CheckResult>> {
+    fn sample(&self, files: &[CompleteFile]) -> Vec<Option<CheckResult>> {
         let sample_of = |file| if self.plan.samples { self.sample_of(file) } else { None };
         files.iter().map(sample_of).collect()
     }
@@ -281,7 +281,7 @@ impl Environment for HolderEnvironment<'_> {
 impl HolderEnvironment<'_> {
     /// Compares a sample of the tree of an index with the index. Returns `None` for a boot image,
     /// and for an index that cannot be used: each node then finds the reason itself.
-    fn sample_of(&self, file: &SharedBytes) -> Option<CheckResult> {
+    fn sample_of(&self, file: &CompleteFile) -> Option<CheckResult> {
         let of_this_process = (&self.users, &self.groups);
         let copy = FileInMemory::new(file, None, of_this_process.0, of_this_process.1);
         let JobInput { file, .. } = copy.open(std::process::id()).ok()?;
@@ -364,22 +364,14 @@ impl Service for ServedFiles<'_> {
             read_bytes: status.read_bytes,
             milliseconds: status.milliseconds,
             nodes: status.nodes.into_iter().map(node).collect(),
-            shared_blocks: status.sharing.map(|sharing| SharedBlocksReport {
-                sent_blocks: sharing.sent_blocks,
-                sent_bytes: sharing.sent_bytes,
-                blocks_from_memory: sharing.blocks_from_memory,
-                received_bytes: sharing.received_bytes,
-                read_bytes: sharing.read_bytes,
-                memory_bytes: sharing.memory_bytes,
-                memory_bytes_max: sharing.memory_bytes_max,
-            }),
+            shared_blocks: status.shared_blocks,
         };
         HolderReport { pid: std::process::id(), job: Some(job), ..HolderReport::default() }.to_json()
     }
 
     fn shared(&self) -> Option<String> {
         let (users, groups) = (&self.users, &self.groups);
-        let file = |(position, file): (usize, &SharedBytes)| {
+        let file = |(position, file): (usize, &CompleteFile)| {
             FileInMemory::new(file, self.check_of(position), users, groups)
         };
         let files = self.node.files.iter().enumerate().map(file).collect();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use quell_index::{Image, OnChange};
-use quell_job::{SharedBytes, SharedTrees};
+use quell_job::{CompleteFile, SharedTrees};
 use quell_mount_spec::{Covered, Ownership, TrustedUse};
 use quell_vfs::{Error, ErrorKind, FileState, Kind, NodeId, Result};
 
@@ -38,9 +38,9 @@ struct JobTree {
 
 impl JobTrees {
     /// Returns the trees of these files, none of which is opened yet.
-    pub fn new(files: &[SharedBytes], plan: &Plan, source: Option<PathBuf>) -> JobTrees {
+    pub fn new(files: &[CompleteFile], plan: &Plan, source: Option<PathBuf>) -> JobTrees {
         let (users, groups) = (IdMap::of_users(), IdMap::of_groups());
-        let tree = |file: &SharedBytes| {
+        let tree = |file: &CompleteFile| {
             let copy = FileInMemory::new(file, None, &users, &groups);
             let opened = copy.open(std::process::id());
             let index = opened.ok().map(|JobInput { file, .. }| file).filter(is_index);

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use quell_job::SharedBytes;
+use quell_job::CompleteFile;
 use quell_mount_spec::SharedFile;
 use quell_wire::job::{FileAttributes, FileState};
 use serde::{Deserialize, Serialize};
@@ -58,7 +58,7 @@ pub enum FileInMemory {
 
 impl FileInMemory {
     /// Returns the copy of a file. `users`, `groups`: the maps of this process's user namespace.
-    pub fn new(file: &SharedBytes, check: Option<JobCheck>, users: &IdMap, groups: &IdMap) -> FileInMemory {
+    pub fn new(file: &CompleteFile, check: Option<JobCheck>, users: &IdMap, groups: &IdMap) -> FileInMemory {
         match (&file.state, file.shared) {
             (FileState::Open(attributes), Some(shared)) => FileInMemory::Copy {
                 path: attributes.path.clone(),

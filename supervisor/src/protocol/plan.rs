@@ -171,19 +171,19 @@ pub struct SampleResult {
 
 /// The meeting point, at which the nodes of a job find one another.
 #[derive(Clone, Serialize, Deserialize)]
-pub enum JobMeeting {
+pub enum JobMeetingPoint {
     /// A directory that the nodes share.
     Directory(PathBuf),
     /// The process of `quell job run`: the text that it passes to the nodes in the environment.
     Process(String),
 }
 
-impl std::fmt::Debug for JobMeeting {
+impl std::fmt::Debug for JobMeetingPoint {
     /// Omits the text of a process, which contains a key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            JobMeeting::Directory(directory) => f.debug_tuple("Directory").field(directory).finish(),
-            JobMeeting::Process(_) => f.debug_tuple("Process").finish_non_exhaustive(),
+            JobMeetingPoint::Directory(directory) => f.debug_tuple("Directory").field(directory).finish(),
+            JobMeetingPoint::Process(_) => f.debug_tuple("Process").finish_non_exhaustive(),
         }
     }
 }
@@ -194,7 +194,7 @@ pub struct JobPlan {
     /// The identifier of the job.
     pub job: String,
     /// The meeting point.
-    pub meeting: JobMeeting,
+    pub meeting: JobMeetingPoint,
     /// The files, by absolute path.
     pub files: Vec<PathBuf>,
     /// The directory of the tree, if it is not the directory that the index names.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use quell_job::SharedBlocksStatus;
 use quell_mount_spec::IndexMode;
 
 use crate::protocol::plan::LocksMode;
@@ -127,26 +128,7 @@ pub struct JobReport {
     pub nodes: Vec<JobNodeReport>,
     /// The shared blocks of this node, if it shares blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shared_blocks: Option<SharedBlocksReport>,
-}
-
-/// The blocks of files that a node shares with other nodes of its job.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct SharedBlocksReport {
-    /// The blocks that the node sent to its views and to other nodes.
-    pub sent_blocks: u64,
-    /// Their bytes.
-    pub sent_bytes: u64,
-    /// The blocks of them that were in the memory of the node when they were requested.
-    pub blocks_from_memory: u64,
-    /// The bytes of blocks that it received from other nodes.
-    pub received_bytes: u64,
-    /// The bytes of blocks that it read from the file system.
-    pub read_bytes: u64,
-    /// The memory of its blocks, in bytes.
-    pub memory_bytes: u64,
-    /// The most memory that they may take.
-    pub memory_bytes_max: u64,
+    pub shared_blocks: Option<SharedBlocksStatus>,
 }
 
 /// A node of a job, as its reader knows it.

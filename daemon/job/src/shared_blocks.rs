@@ -23,11 +23,12 @@ use quell_wire::job::{
 };
 use quell_wire::{decode, encode};
 use rustix::fs::{AtFlags, StatxFlags, statx};
+use serde::{Deserialize, Serialize};
 
-use crate::block_cache::{Asked, BlockCache, CachedBlock};
+use crate::block_cache::{BlockCache, BlockLookup, CachedBlock};
 use crate::calls::{OtherNode, printable};
 
-/// The number of threads that obtain blocks. Each of them reads at most one block at a time from
+/// The number of threads that fetch blocks. Each of them reads at most one block at a time from
 /// the file system.
 const THREADS: usize = 8;
 /// The largest number of files that a node keeps open to read blocks.
@@ -48,7 +49,7 @@ pub trait SharedTrees: Send + Sync {
 }
 
 /// The shared blocks of one node.
-pub struct Sharing {
+pub struct SharedBlocks {
     state: Mutex<State>,
     work: Sender<Work>,
     queue: Mutex<Receiver<Work>>,
@@ -73,8 +74,8 @@ struct Counters {
 }
 
 /// The counters of the shared blocks of one node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SharingStatus {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedBlocksStatus {
     /// The blocks that this node sent to its views and to its children.
     pub sent_blocks: u64,
     /// Their bytes.
@@ -93,8 +94,8 @@ pub struct SharingStatus {
 
 /// A task for the threads.
 enum Work {
-    /// Obtains a block that was requested at this time.
-    Obtain(SharedBlockId, Instant),
+    /// Fetches a block that was requested at this time.
+    Fetch(SharedBlockId, Instant),
     /// Evaluates the answer of a parent.
     Answered(Answered),
     End,
@@ -139,7 +140,7 @@ pub struct Position {
 
 /// The time limits of a node.
 #[derive(Debug, Clone, Copy)]
-pub struct SharingLimits {
+pub struct SharedBlocksLimits {
     /// The time without an answer after which a parent counts as lost.
     pub answer: Duration,
     /// The time after which a block for which the parent only sends `Wait` is read from the file
@@ -148,50 +149,55 @@ pub struct SharingLimits {
 }
 
 /// The part of a node that its threads use.
-struct Obtaining {
-    sharing: Arc<Sharing>,
+struct BlockFetcher {
+    blocks: Arc<SharedBlocks>,
     trees: Arc<dyn SharedTrees>,
     position: Position,
-    limits: SharingLimits,
+    limits: SharedBlocksLimits,
     /// The files that this node has opened, by index and entry.
-    sources: Mutex<LruCache<(u32, u32), Arc<Source>>>,
+    tree_files: Mutex<LruCache<(u32, u32), Arc<TreeFile>>>,
     print: Box<dyn Fn(&str) + Send + Sync>,
 }
 
 /// A file of a tree, with the state that was compared with the index, or the kind of the error of
 /// its open. The first thread that needs the file opens it, and only threads that need the same
 /// file wait for this.
-type Source = OnceLock<std::result::Result<(File, FileState), ErrorKind>>;
+type TreeFile = OnceLock<std::result::Result<(File, FileState), ErrorKind>>;
 
-impl Sharing {
+impl SharedBlocks {
     /// Returns the blocks of a node, which has none yet. `bytes_max`: the memory for blocks.
     /// Requests wait until [`begin`](Self::begin).
-    pub fn new(bytes_max: u64) -> Sharing {
+    pub fn new(bytes_max: u64) -> SharedBlocks {
         let (work, queue) = channel();
         let state = State { cache: BlockCache::new(bytes_max), parent: None, refusal: None };
-        Sharing { state: Mutex::new(state), work, queue: Mutex::new(queue), counters: Counters::default() }
+        SharedBlocks {
+            state: Mutex::new(state),
+            work,
+            queue: Mutex::new(queue),
+            counters: Counters::default(),
+        }
     }
 
-    /// Starts the threads, which obtain the blocks that were requested.
+    /// Starts the threads, which fetch the blocks that were requested.
     ///
     /// # Errors
     /// The error of the system if it provides no thread.
     pub fn begin(
-        self: &Arc<Sharing>,
+        self: &Arc<SharedBlocks>,
         trees: Arc<dyn SharedTrees>,
         position: Position,
-        limits: SharingLimits,
+        limits: SharedBlocksLimits,
         print: Box<dyn Fn(&str) + Send + Sync>,
     ) -> Result<()> {
         let parent = position.parent.map(|(number, address)| Arc::new(Parent::new(number, address)));
         lock(&self.state).parent = parent;
-        let sources = Mutex::new(LruCache::new(OPEN_FILES_MAX));
-        let obtaining = Obtaining { sharing: self.clone(), trees, position, limits, sources, print };
-        let obtaining = Arc::new(obtaining);
+        let tree_files = Mutex::new(LruCache::new(OPEN_FILES_MAX));
+        let fetcher = BlockFetcher { blocks: self.clone(), trees, position, limits, tree_files, print };
+        let fetcher = Arc::new(fetcher);
         let mut started = Ok(());
         for number in 0..THREADS {
-            let obtaining = obtaining.clone();
-            let spawned = std::thread::Builder::new().name("blocks".into()).spawn(move || obtaining.run());
+            let fetcher = fetcher.clone();
+            let spawned = std::thread::Builder::new().name("blocks".into()).spawn(move || fetcher.run());
             // One thread is sufficient.
             if let (0, Err(error)) = (number, spawned) {
                 started = Err(Error::from_io(error, "start", "a thread"));
@@ -209,15 +215,15 @@ impl Sharing {
             drop(state);
             return reply.send(refusal);
         }
-        let asked = state.cache.ask(id, reply, Instant::now());
+        let found = state.cache.request(id, reply, Instant::now());
         drop(state);
-        match asked {
-            Asked::Found(block, reply) => {
+        match found {
+            BlockLookup::Found(block, reply) => {
                 self.counters.blocks_from_memory.fetch_add(1, Ordering::Relaxed);
                 self.send(&block, reply);
             }
-            Asked::First => self.add(Work::Obtain(id, Instant::now())),
-            Asked::Joined => {}
+            BlockLookup::Missing => self.add(Work::Fetch(id, Instant::now())),
+            BlockLookup::Pending => {}
         }
     }
 
@@ -275,12 +281,12 @@ impl Sharing {
     }
 
     /// Returns the counters.
-    pub fn status(&self) -> SharingStatus {
+    pub fn status(&self) -> SharedBlocksStatus {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Counters { sent_blocks, sent_bytes, blocks_from_memory, received_bytes, read_bytes } =
             &self.counters;
         let state = lock(&self.state);
-        SharingStatus {
+        SharedBlocksStatus {
             sent_blocks: count(sent_blocks),
             sent_bytes: count(sent_bytes),
             blocks_from_memory: count(blocks_from_memory),
@@ -292,30 +298,30 @@ impl Sharing {
     }
 }
 
-impl Obtaining {
+impl BlockFetcher {
     fn run(&self) {
         loop {
             // The lock is held while this thread waits. The other threads that wait for it also
             // only wait for work.
-            let work = lock(&self.sharing.queue).recv();
+            let work = lock(&self.blocks.queue).recv();
             match work {
-                Ok(Work::Obtain(id, since)) => self.obtain(id, since),
+                Ok(Work::Fetch(id, since)) => self.fetch(id, since),
                 Ok(Work::Answered(answered)) => self.evaluate(answered),
                 // The next thread also needs this message.
-                Ok(Work::End) => return self.sharing.add(Work::End),
+                Ok(Work::End) => return self.blocks.add(Work::End),
                 Err(_) => return,
             }
         }
     }
 
     /// Asks the parent for a block, or reads it.
-    fn obtain(&self, id: SharedBlockId, since: Instant) {
+    fn fetch(&self, id: SharedBlockId, since: Instant) {
         let size_bytes = self.trees.size_bytes(id.index, id.entry).unwrap_or(0);
         let length = block_bytes(size_bytes, id.block);
         if length == 0 {
-            return self.sharing.complete(id, None);
+            return self.blocks.complete(id, None);
         }
-        let parent = lock(&self.sharing.state).parent.clone();
+        let parent = lock(&self.blocks.state).parent.clone();
         let Some(parent) = parent.filter(|_| since.elapsed() < self.limits.progress) else {
             return self.read(id, length);
         };
@@ -323,7 +329,7 @@ impl Obtaining {
             let connected = OtherNode::connect(parent.address, &self.position.key);
             connected.inspect_err(|error| tracing::debug!(%error, "the parent is not asked")).ok()
         });
-        let (work, number) = (self.sharing.work.clone(), parent.number);
+        let (work, number) = (self.blocks.work.clone(), parent.number);
         let done = move |answer| {
             // The receiver may have ended.
             let _ = work.send(Work::Answered(Answered { id, since, length, parent: number, answer }));
@@ -352,12 +358,12 @@ impl Obtaining {
             Ok(Ok(Reply::Block { checksum, bytes }))
                 if bytes.len() == length && block_checksum(bytes) == checksum =>
             {
-                self.sharing.counters.received_bytes.fetch_add(length as u64, Ordering::Relaxed);
+                self.blocks.counters.received_bytes.fetch_add(length as u64, Ordering::Relaxed);
                 let block = CachedBlock { bytes: bytes.to_vec(), checksum };
-                return self.sharing.complete(id, Some(block));
+                return self.blocks.complete(id, Some(block));
             }
-            Ok(Ok(Reply::Wait)) => return self.obtain(id, since),
-            Ok(Ok(Reply::NotShared)) => return self.sharing.complete(id, None),
+            Ok(Ok(Reply::Wait)) => return self.fetch(id, since),
+            Ok(Ok(Reply::NotShared)) => return self.blocks.complete(id, None),
             Ok(Ok(Reply::Refused(reason))) => failed(ErrorKind::Unsupported, printable(reason)),
             Ok(_) => failed(ErrorKind::Damaged, "the other node has sent a wrong message".into()),
             Err(error) => failed(error.kind, error.to_string()),
@@ -370,7 +376,7 @@ impl Obtaining {
     /// Asks the reader for another parent after an error of the parent `lost`. Until it is known,
     /// this node reads blocks from the file system.
     fn replace(&self, lost: NodeNumber, error: Error) {
-        let mut state = lock(&self.sharing.state);
+        let mut state = lock(&self.blocks.state);
         if state.parent.as_ref().is_none_or(|parent| parent.number != lost) {
             return;
         }
@@ -385,13 +391,13 @@ impl Obtaining {
         let is_stopping = error.kind == ErrorKind::Unsupported;
         match self.next_parent(lost, error) {
             Ok(parent) => {
-                let mut state = lock(&self.sharing.state);
+                let mut state = lock(&self.blocks.state);
                 if state.refusal.is_none() {
                     state.parent = Some(Arc::new(parent));
                 }
             }
             // This process is stopping, or the reader is, because its program has ended.
-            Err(_) if self.sharing.is_refused() || lost == 0 && is_stopping => {}
+            Err(_) if self.blocks.is_refused() || lost == 0 && is_stopping => {}
             Err(error) => (self.print)(&format!(
                 "cannot receive blocks of files from another node of the job: {error}; reading them from the file system"
             )),
@@ -410,7 +416,7 @@ impl Obtaining {
         }
         let connection = OtherNode::connect(*reader, key)?;
         let request = Request::Lost { node: *node, parent: lost };
-        let asked = connection.ask(&request, self.limits.answer, &|| !self.sharing.is_refused());
+        let asked = connection.ask(&request, self.limits.answer, &|| !self.blocks.is_refused());
         connection.leave();
         match decode::<Reply<'_>>(&asked?) {
             // The numbers of ancestors become smaller, so this ends.
@@ -436,7 +442,7 @@ impl Obtaining {
     /// # Errors
     /// `Conflict` if they differ; the errors of the request.
     fn compare_files(&self, other: &OtherNode) -> Result<()> {
-        let asked = other.ask(&Request::Files, self.limits.answer, &|| !self.sharing.is_refused())?;
+        let asked = other.ask(&Request::Files, self.limits.answer, &|| !self.blocks.is_refused())?;
         let failed = |kind, reason: String| Error {
             source: Some(reason.into()),
             ..Error::new(kind, "use", "another node as parent")
@@ -456,7 +462,7 @@ impl Obtaining {
     fn read(&self, id: SharedBlockId, length: usize) {
         let block = match self.read_block(id, length) {
             Ok(bytes) => {
-                self.sharing.counters.read_bytes.fetch_add(length as u64, Ordering::Relaxed);
+                self.blocks.counters.read_bytes.fetch_add(length as u64, Ordering::Relaxed);
                 Some(CachedBlock { checksum: block_checksum(&bytes), bytes })
             }
             Err(error) => {
@@ -464,13 +470,13 @@ impl Obtaining {
                 None
             }
         };
-        self.sharing.complete(id, block);
+        self.blocks.complete(id, block);
     }
 
     fn read_block(&self, id: SharedBlockId, length: usize) -> Result<Vec<u8>> {
         let SharedBlockId { index, entry, block } = id;
         let failed = |cause| Error::from_io(cause, "read a block of entry", entry.to_string());
-        let source = self.source(index, entry);
+        let source = self.tree_file(index, entry);
         let opened = source.get_or_init(|| {
             let opened = self.trees.open(index, entry);
             let opened = opened.inspect_err(|error| tracing::debug!(entry, %error, "a file is not opened"));
@@ -479,22 +485,17 @@ impl Obtaining {
         let refused = |kind| Error::new(kind, "read a block of entry", entry.to_string());
         let (file, state) = match opened {
             Ok(opened) => opened,
-            Err(kind) => {
-                // A file that differs stays refused. After other errors, such as too many open
-                // files, the next request opens it again.
-                if *kind != ErrorKind::Stale {
-                    self.remove_source(index, entry, &source);
-                }
-                return Err(refused(*kind));
-            }
+            // Each request would repeat an open that fails. Without the block, the view of the node
+            // that needs it opens the file itself.
+            Err(kind) => return Err(refused(*kind)),
         };
         let mut bytes = vec![0; length];
         let read = file.read_exact_at(&mut bytes, block * BLOCK_BYTES as u64);
         // A file that changed can also be too short.
         if !state.is_same(&state_of(file).map_err(failed)?, true) {
             // The next open compares the file with the index.
-            self.remove_source(index, entry, &source);
-            lock(&self.sharing.state).cache.remove_file(index, entry);
+            self.remove_tree_file(index, entry, &source);
+            lock(&self.blocks.state).cache.remove_file(index, entry);
             return Err(refused(ErrorKind::Stale));
         }
         read.map_err(failed)?;
@@ -502,25 +503,25 @@ impl Obtaining {
     }
 
     /// Returns the file of an entry, which is not opened yet if this is its first use.
-    fn source(&self, index: u32, entry: u32) -> Arc<Source> {
-        let mut sources = lock(&self.sources);
-        if let Some(source) = sources.get(&(index, entry)) {
+    fn tree_file(&self, index: u32, entry: u32) -> Arc<TreeFile> {
+        let mut tree_files = lock(&self.tree_files);
+        if let Some(source) = tree_files.get(&(index, entry)) {
             return source.clone();
         }
-        let source = Arc::<Source>::default();
-        let removed = sources.push((index, entry), source.clone());
-        drop(sources);
+        let source = Arc::<TreeFile>::default();
+        let removed = tree_files.push((index, entry), source.clone());
+        drop(tree_files);
         // Can close a file.
         drop(removed);
         source
     }
 
     /// Removes a file, unless another thread has replaced it.
-    fn remove_source(&self, index: u32, entry: u32, source: &Arc<Source>) {
-        let mut sources = lock(&self.sources);
-        if sources.peek(&(index, entry)).is_some_and(|kept| Arc::ptr_eq(kept, source)) {
+    fn remove_tree_file(&self, index: u32, entry: u32, source: &Arc<TreeFile>) {
+        let mut tree_files = lock(&self.tree_files);
+        if tree_files.peek(&(index, entry)).is_some_and(|kept| Arc::ptr_eq(kept, source)) {
             // Closed by the caller, which has a reference.
-            sources.pop(&(index, entry));
+            tree_files.pop(&(index, entry));
         }
     }
 }
