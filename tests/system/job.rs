@@ -492,7 +492,61 @@ fn the_job_must_be_known_and_the_directory_private() {
 
 /// Names and attributes stay in the caches of the clients for longer than a test runs, so the
 /// counts do not depend on the speed of the machine.
-pub const LONG_CACHES: &str = "mfsattrcacheto=3600,mfsentrycacheto=3600,mfsdirentrycacheto=3600";
+const LONG_CACHES: &str = "mfsattrcacheto=3600,mfsentrycacheto=3600,mfsdirentrycacheto=3600";
+
+/// A job on the nodes of a MooseFS.
+pub struct MooseFsJob {
+    // The nodes, whose programs use the mounts, end before the MooseFS.
+    pub nodes: Vec<Stage>,
+    pub testbed: Testbed,
+    pub stage: Stage,
+    /// The mount of each node.
+    pub mount: PathBuf,
+    pub tree: PathBuf,
+    pub index: PathBuf,
+    /// A directory of the file system that only the user can enter.
+    pub private: PathBuf,
+}
+
+impl MooseFsJob {
+    /// Starts a MooseFS with the tree of [`moosefs::make_tree`].
+    pub fn start(nodes: usize) -> MooseFsJob {
+        let stage = Stage::new();
+        let testbed = Testbed::start_with(&stage, nodes, LONG_CACHES);
+        let first = testbed.node("1");
+        moosefs::make_tree(&first.join("tree"));
+        fs::create_dir(first.join("private")).unwrap();
+        fs::set_permissions(first.join("private"), fs::Permissions::from_mode(0o700)).unwrap();
+        let mount = stage.dir("shared");
+        let [tree, index, private] = ["tree", "tree.quell", "private"].map(|name| mount.join(name));
+        let nodes = (0..nodes).map(|_| Stage::new()).collect();
+        MooseFsJob { nodes, testbed, stage, mount, tree, index, private }
+    }
+
+    /// Returns a call of `quell` on a node. Nodes are numbered from 1.
+    pub fn on_node(&self, node: usize) -> Command {
+        let mut command = self.testbed.on_node(&node.to_string(), &self.mount);
+        for variable in crate::stage::JOB_VARIABLES {
+            command.env_remove(variable);
+        }
+        let stage = &self.nodes[node - 1];
+        command.env("QUELL_RUNTIME_DIR", stage.runtime()).env("XDG_STATE_HOME", stage.state()).arg(quell());
+        command
+    }
+
+    /// Indexes the tree. Returns the checksum of its files.
+    pub fn index_tree(&self) -> String {
+        self.stage.run(self.on_node(1).args(["index", "-q"]).arg(&self.tree)).expect(0);
+        let tree = self.testbed.node("1").join("tree");
+        self.stage.sh("cat \"$1\"/*/* | cksum", &[&tree]).expect(0).text()
+    }
+
+    /// Stops the MooseFS.
+    pub fn end(self) {
+        drop(self.testbed);
+        self.stage.expect_nothing_left();
+    }
+}
 
 /// Writes the text of the meeting point to a file, and waits for another file.
 const LAUNCHER: &str =
@@ -504,30 +558,19 @@ fn each_further_node_of_16_makes_at_most_two_requests_to_the_metadata_server() {
         skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
     }
     const NODES: usize = 16;
-    let stage = Stage::new();
-    let testbed = Testbed::start_with(&stage, NODES, LONG_CACHES);
-    // The mount of each node.
-    let shared = stage.dir("shared");
-    let (tree, index, boot) = (shared.join("tree"), shared.join("tree.quell"), shared.join("app.boot"));
-    moosefs::make_tree(&testbed.node("1").join("tree"));
-    let state = testbed.node("1").join("state");
-    fs::create_dir(&state).unwrap();
-    fs::set_permissions(&state, fs::Permissions::from_mode(0o700)).unwrap();
-    let nodes: Vec<Stage> = (0..NODES).map(|_| Stage::new()).collect();
+    let job = MooseFsJob::start(NODES);
+    let MooseFsJob { stage, testbed, nodes, tree, index, .. } = &job;
+    let boot = job.mount.join("app.boot");
+    // The state directory is on the shared file system, as a home directory often is.
     let on_node = |node: usize| {
-        let mut command = testbed.on_node(&node.to_string(), &shared);
-        for variable in crate::stage::JOB_VARIABLES {
-            command.env_remove(variable);
-        }
-        command.env("QUELL_RUNTIME_DIR", nodes[node - 1].runtime());
-        command.env("XDG_STATE_HOME", shared.join("state")).arg(quell());
+        let mut command = job.on_node(node);
+        command.env("XDG_STATE_HOME", &job.private);
         command
     };
-    stage.run(on_node(1).args(["index", "-q"]).arg(&tree)).expect(0);
+    let expected = job.index_tree();
     let mut record = on_node(1);
-    record.args(["record", "-q", "-i"]).arg(&index).arg("-o").arg(&boot);
-    stage.run(record.args(["--", "sh", "-c", "cat \"$0\"/*/* >/dev/null"]).arg(&tree)).expect(0);
-    let expected = stage.sh("cat \"$1\"/*/* | cksum", &[&testbed.node("1").join("tree")]).expect(0).text();
+    record.args(["record", "-q", "-i"]).arg(index).arg("-o").arg(&boot);
+    stage.run(record.args(["--", "sh", "-c", "cat \"$0\"/*/* >/dev/null"]).arg(tree)).expect(0);
 
     let (meeting, launched) = (stage.path("meeting"), stage.path("launched"));
     let mut launcher = stage.quell();
@@ -542,8 +585,8 @@ fn each_further_node_of_16_makes_at_most_two_requests_to_the_metadata_server() {
         let start = |node: usize| {
             let mut command = on_node(node);
             command.args(["run", "--strict", "--share", "few", "--check", check, "--recheck", "0", "--job"]);
-            command.env("QUELL_JOB", &text).args(["--job-timeout", "600", "-i"]).arg(&index);
-            command.arg("-b").arg(&boot).args(["--", "sh", "-c", NESTED_UNTIL, "sh"]).arg(&tree).arg(&go);
+            command.env("QUELL_JOB", &text).args(["--job-timeout", "600", "-i"]).arg(index);
+            command.arg("-b").arg(&boot).args(["--", "sh", "-c", NESTED_UNTIL, "sh"]).arg(tree).arg(&go);
             nodes[node - 1].start(&mut command)
         };
         let mut running = vec![start(1)];
@@ -571,8 +614,7 @@ fn each_further_node_of_16_makes_at_most_two_requests_to_the_metadata_server() {
     }
     fs::write(&launched, "").unwrap();
     launcher.wait().expect(7);
-    drop(testbed);
-    stage.expect_nothing_left();
+    job.end();
 }
 
 #[test]

@@ -2,18 +2,17 @@
 //! stage, as in `job.rs`.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
 use rustix::process::Signal;
 
 use crate::boot::BLOCK;
-use crate::job::{Job, LONG_CACHES, NESTED_UNTIL, UNTIL, why_not};
+use crate::job::{Job, MooseFsJob, NESTED_UNTIL, UNTIL, why_not};
 use crate::moosefs;
 use crate::skip;
-use crate::stage::{Running, Stage, eventually, has, is_root, quell, send};
-use crate::testbed::Testbed;
+use crate::stage::{Running, eventually, has, is_root, send};
 
 /// The bytes of the tree of a `Job`.
 const TREE_BYTES: u64 = 30 * 5 * BLOCK as u64;
@@ -162,28 +161,10 @@ fn the_file_system_gets_the_reads_and_opens_of_one_node() {
         skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
     }
     const NODES: usize = 6;
-    let stage = Stage::new();
-    let testbed = Testbed::start_with(&stage, NODES, LONG_CACHES);
-    // The mount of each node.
-    let shared = stage.dir("shared");
-    let (tree, index, jobs) = (shared.join("tree"), shared.join("tree.quell"), shared.join("jobs"));
-    let first = testbed.node("1");
-    moosefs::make_tree(&first.join("tree"));
-    fs::write(first.join("tree/d00/large"), vec![b'l'; 5 << 20]).unwrap();
-    fs::create_dir(first.join("jobs")).unwrap();
-    fs::set_permissions(first.join("jobs"), fs::Permissions::from_mode(0o700)).unwrap();
-    let nodes: Vec<Stage> = (0..NODES).map(|_| Stage::new()).collect();
-    let on_node = |node: usize| {
-        let mut command = testbed.on_node(&node.to_string(), &shared);
-        for variable in crate::stage::JOB_VARIABLES {
-            command.env_remove(variable);
-        }
-        command.env("QUELL_RUNTIME_DIR", nodes[node - 1].runtime());
-        command.env("XDG_STATE_HOME", nodes[node - 1].state()).arg(quell());
-        command
-    };
-    stage.run(on_node(1).args(["index", "-q"]).arg(&tree)).expect(0);
-    let expected = stage.sh("cat \"$1\"/*/* | cksum", &[&first.join("tree")]).expect(0).text();
+    let job = MooseFsJob::start(NODES);
+    let MooseFsJob { stage, testbed, nodes, .. } = &job;
+    fs::write(testbed.node("1").join("tree/d00/large"), vec![b'l'; 5 << 20]).unwrap();
+    let expected = job.index_tree();
     let numbers: Vec<String> = (1..=NODES).map(|node| node.to_string()).collect();
     let numbers: Vec<&str> = numbers.iter().map(String::as_str).collect();
     // Runs the program on the first nodes at the same time, and returns their requests.
@@ -191,11 +172,12 @@ fn the_file_system_gets_the_reads_and_opens_of_one_node() {
         let go = stage.path(format!("go-{count}"));
         numbers.iter().for_each(|node| _ = testbed.call(&["drop", node]));
         let start = |node: usize| {
-            let mut command = on_node(node);
+            let mut command = job.on_node(node);
             let name = format!("jobs-{count}");
             command.args(["run", "--strict", "--share", &name, "--check", "none", "--recheck", "0"]);
-            command.args(["--job", "--share-data", "--job-timeout", "600", "--job-dir"]).arg(&jobs);
-            command.arg("-i").arg(&index).args(["--", "sh", "-c", NESTED_UNTIL, "sh"]).arg(&tree).arg(&go);
+            command.args(["--job", "--share-data", "--job-timeout", "600", "--job-dir"]).arg(&job.private);
+            command.arg("-i").arg(&job.index).args(["--", "sh", "-c", NESTED_UNTIL, "sh"]);
+            command.arg(&job.tree).arg(&go);
             nodes[node - 1].start(&mut command)
         };
         let mut running = Vec::new();
@@ -229,6 +211,5 @@ fn the_file_system_gets_the_reads_and_opens_of_one_node() {
     }
     // The comparisons after the reads cause no requests while the client has the attributes.
     assert!(of_one.get("getattr").is_none_or(|count| *count < 100), "{of_one:?}");
-    drop(testbed);
-    stage.expect_nothing_left();
+    job.end();
 }
