@@ -8,9 +8,9 @@
 //! requests them from its parent, and the reader reads the files
 //! (docs/decisions/0052-shared-blocks.md).
 //!
-//! `tree` assigns the parents, as a pure state machine. `contents` has the blocks of this
-//! node. `serve` answers other nodes, `fetch` asks them, `read` reads the files, and `node` joins
-//! these parts. `shared_blocks` answers requests for shared blocks, `block_cache` keeps the blocks, and
+//! `tree` assigns the parents, as a pure state machine. `contents` has the blocks of this node.
+//! `serve` answers other nodes, `fetch` asks them, `read` reads the files, and `node` joins these
+//! parts. `shared_blocks` answers requests for shared blocks, `block_cache` keeps the blocks, and
 //! `block_client` sends the requests of a view.
 
 #![forbid(unsafe_code)]
