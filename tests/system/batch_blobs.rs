@@ -138,6 +138,26 @@ fn files_and_blobs_are_committed_together() {
 }
 
 #[test]
+fn files_and_blobs_are_committed_together_through_a_server() {
+    if !can_mount() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let mut serve = fixture.stage.quell();
+    let mut server = fixture.stage.start(serve.args(words(&[&"batch", &"serve", &fixture.store, &"--json"])));
+    assert!(eventually(|| server.out().ends_with('\n') || !server.is_running()), "{}", server.err());
+    fixture.commit().expect(0);
+    assert_eq!(fixture.state(), "committed");
+    assert!(fixture.has_file("out") && fixture.has_blobs());
+    assert_eq!(fixture.markers(), 0);
+    fixture.check_no_store_is_created(2, "it is committed already");
+    server.signal(Signal::TERM);
+    server.wait().expect(0);
+    assert!(fixture.has_file("again"));
+    fixture.check();
+}
+
+#[test]
 fn nothing_is_committed_if_one_of_both_is_refused() {
     if !can_mount() {
         return;
@@ -162,15 +182,6 @@ fn nothing_is_committed_if_one_of_both_is_refused() {
     fixture.commit().expect(2);
     neither();
     fs::write(&fixture.operations, text).unwrap();
-    // Another process has the store of blobs or the store for batches open.
-    let mut serve = stage.quell();
-    let mut server = stage.start(serve.args(words(&[&"batch", &"serve", &fixture.store, &"--json"])));
-    assert!(eventually(|| server.out().ends_with('\n') || !server.is_running()), "{}", server.err());
-    fixture.commit().expect(3).says("stop it first");
-    fixture.check_no_store_is_created(3, "stop it first");
-    server.signal(Signal::TERM);
-    server.wait().expect(0);
-    neither();
     // Others have created the file meanwhile.
     let other = stage.mount_batch(&fixture.store, &[], "other");
     fs::write(other.point.join("new"), "of others").unwrap();
@@ -287,12 +298,12 @@ fn a_command_that_is_killed_leaves_both_or_neither() {
         found.insert((call, state.clone(), has_blobs));
         let mut is_open = state == "open";
         if state == "prepared" {
-            let settled = fixture.batch(&[&"commit", &fixture.store, &fixture.batch]);
+            let resolved = fixture.batch(&[&"commit", &fixture.store, &fixture.batch]);
             is_open = !has_blobs;
             match has_blobs {
-                true => drop(settled.expect(0)),
+                true => drop(resolved.expect(0)),
                 false => {
-                    settled.expect(3).says("the batch is open again");
+                    resolved.expect(3).says("the batch is open again");
                     first_prepared.get_or_insert((call, n));
                 }
             }

@@ -191,7 +191,7 @@ fn snapshots(args: &BatchSnapshotsArgs) -> Result<ExitCode, Failure> {
 fn commit(args: &BatchCommitArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let blobs = args.blobs.as_deref().map(BlobTransaction::read).transpose()?;
     let store = StoreAccess::open_for_batches_of(&args.store, &args.trust.trust_owner, WAIT)?;
-    match batch_blobs::settle(&store, args.batch)? {
+    match batch_blobs::resolve(&store, args.batch)? {
         Some(true) => return report_earlier_transaction(args),
         Some(false) if blobs.is_none() => {
             let reason = "its transaction of blobs was not committed, so the batch is open again; repeat the \
@@ -235,8 +235,8 @@ fn report_earlier_transaction(args: &BatchCommitArgs) -> Result<ExitCode, Failur
 fn abort(args: &BatchAbortArgs) -> Result<ExitCode, Failure> {
     let store = StoreAccess::open_for_batches_of(&args.store, &args.trust.trust_owner, WAIT)?;
     let is_published = match args.ignore_blobs {
-        true => store.withdraw_without_blobs(args.batch)?.map(|_| false),
-        false => batch_blobs::settle(&store, args.batch)?,
+        true => store.roll_back_without_blobs(args.batch)?.map(|_| false),
+        false => batch_blobs::resolve(&store, args.batch)?,
     };
     if is_published == Some(true) {
         let reason = "its transaction of blobs is committed, so its files were published";

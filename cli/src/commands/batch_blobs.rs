@@ -280,13 +280,13 @@ pub fn commit(
 
 /// Publishes a prepared batch if its transaction of blobs is committed, and makes it an open batch
 /// again otherwise. Returns whether it is published, or `None` if the batch was not prepared.
-pub fn settle(store: &StoreAccess, number: u64) -> Result<Option<bool>, Failure> {
+pub fn resolve(store: &StoreAccess, number: u64) -> Result<Option<bool>, Failure> {
     let mut blobs = None;
     let is_committed = |marker: &Marker| -> quell_vfs::Result<bool> {
         let opened = blobs.insert(Store::open_existing(&marker.location).map_err(of_store)?);
-        opened.settle_marker(&marker.blob).map_err(of_store)
+        opened.resolve_marker(&marker.blob).map_err(of_store)
     };
-    let Some((summary, marker)) = store.settle(number, is_committed)? else { return Ok(None) };
+    let Some((summary, marker)) = store.resolve_prepared(number, is_committed)? else { return Ok(None) };
     let is_published = summary.is_committed();
     if let (true, Some(blobs)) = (is_published, blobs) {
         remove_marker(&blobs, &marker.blob);

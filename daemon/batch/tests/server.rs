@@ -5,13 +5,13 @@ mod served;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quell_batch::{BatchFs, OpenBatch, StoreAccess};
+use quell_batch::{BatchFs, MarkerLocation, OpenBatch, StoreAccess, TransactionOutcome};
 use quell_batch_server::ServerOptions;
 use quell_batch_service::{NewNode, ROOT, SummaryState};
 use quell_testkit::MemoryStore;
 use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
-use quell_vfs::{Context, ErrorKind, FileSystem, OpenMode, Writable};
+use quell_vfs::{Context, Error, ErrorKind, FileSystem, OpenMode, Writable};
 
 use served::{LONG, NEW, NOW, Served};
 
@@ -327,6 +327,52 @@ fn a_repeated_commit_gets_the_result_of_the_first_one() {
             assert_eq!(summary.state, SummaryState::Committed { entries: 2000, conflicts: 0 });
         }
     });
+}
+
+#[test]
+fn a_batch_is_committed_with_a_transaction_through_the_server() {
+    let error = || Error::new(ErrorKind::TimedOut, "commit", "the transaction");
+    for outcome in ["committed", "refused", "unknown, committed", "unknown, refused", "aborted"] {
+        let mut served = Served::start(false);
+        let batch = OpenBatch::begin(served.access(), b"", "job", false).unwrap();
+        write(&*batch.file_system(), "file", b"bytes");
+        batch.prepare().unwrap();
+        let number = batch.record().number;
+        drop(batch);
+        served.access().check_commit_with(number).unwrap();
+        let location = MarkerLocation { location: "dir:/blobs", prefix: "markers/" };
+        let access = served.access();
+        let ended = access.commit_with(number, location, |_| {
+            // Another client sees the state, and the next server has it as well.
+            let checked = served.access().check_commit_with(number).unwrap_err();
+            assert_eq!(checked.kind, ErrorKind::Busy, "{checked}");
+            served.restart(false);
+            match outcome {
+                "committed" => TransactionOutcome::Committed,
+                "refused" => TransactionOutcome::Refused(error()),
+                _ => TransactionOutcome::Unknown(error()),
+            }
+        });
+        assert_eq!(ended.is_ok(), outcome == "committed", "{ended:?}");
+        let access = served.access();
+        let resolved = match outcome {
+            "aborted" => access.roll_back_without_blobs(number).unwrap(),
+            _ => {
+                let resolved = access.resolve_prepared(number, |_| Ok(outcome.ends_with("committed")));
+                resolved.unwrap().map(|(summary, _)| summary)
+            }
+        };
+        let committed = SummaryState::Committed { entries: 1, conflicts: 0 };
+        let is_committed = outcome.ends_with("committed");
+        let expected = if is_committed { committed.clone() } else { SummaryState::Open };
+        let is_resolved = outcome != "committed" && outcome != "refused";
+        assert_eq!(resolved.map(|summary| summary.state), is_resolved.then(|| expected.clone()), "{outcome}");
+        assert_eq!(access.batches().unwrap()[0].state, expected, "{outcome}");
+        if !is_committed {
+            assert_eq!(access.commit(number).unwrap().state, committed);
+        }
+        assert_eq!(size_of(&served.mount(), "file"), Some(5));
+    }
 }
 
 #[test]

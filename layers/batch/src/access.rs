@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quell_batch_service::{
-    AuxiliarySummary, BatchCaller, BatchRecord, BatchSummary, Conflict, NameSpace, NewBatch, NewPart,
+    AuxiliarySummary, BatchCaller, BatchRecord, BatchSummary, Conflict, Marker, NameSpace, NewBatch, NewPart,
     SnapshotSummary,
 };
 use quell_vfs::{Error, ErrorKind, Result};
@@ -152,10 +152,7 @@ impl StoreAccess {
     pub fn shared_names(&self, path: &[u8]) -> Result<SharedNames> {
         let names = self.name_space();
         let top = dir_at(&*names, path)?;
-        let number = match &self.kind {
-            Kind::Own(store) => store.primary().store_number(),
-            Kind::Served(remote) => remote.store_number(),
-        };
+        let number = self.store_number();
         Ok(SharedNames::new(tree_below(names, top), number, self.is_exclusive(), self.dir.open_dir(".")?))
     }
 
@@ -256,11 +253,38 @@ impl StoreAccess {
         }
     }
 
-    /// Returns the store if this process has it open.
-    pub(crate) fn own_store(&self) -> Option<&BatchStore> {
+    /// Returns the random number of the store.
+    pub(crate) fn store_number(&self) -> u128 {
         match &self.kind {
-            Kind::Own(store) => Some(store),
-            Kind::Served(_) => None,
+            Kind::Own(store) => store.primary().store_number(),
+            Kind::Served(remote) => remote.store_number(),
+        }
+    }
+
+    /// Verifies and prepares a batch, for a process that uses it.
+    pub(crate) fn prepare_locked(&self, number: u64, marker: &Marker) -> Result<BatchSummary> {
+        match &self.kind {
+            Kind::Own(store) => {
+                store.commit_submitted()?;
+                Ok(store.prepare_locked(number, marker)?.summary())
+            }
+            Kind::Served(remote) => remote.prepare(number, marker.clone()),
+        }
+    }
+
+    /// Publishes a prepared batch, for a process that uses it.
+    pub(crate) fn publish_locked(&self, number: u64, marker: &Marker) -> Result<BatchSummary> {
+        match &self.kind {
+            Kind::Own(store) => Ok(store.publish_locked(number, &marker.blob)?.summary()),
+            Kind::Served(remote) => self.without_files(number, remote.publish(number, &marker.blob)),
+        }
+    }
+
+    /// Makes a prepared batch an open one again, for a process that uses it.
+    pub(crate) fn roll_back_locked(&self, number: u64, marker: &Marker) -> Result<BatchSummary> {
+        match &self.kind {
+            Kind::Own(store) => Ok(store.roll_back_locked(number, &marker.blob)?.summary()),
+            Kind::Served(remote) => remote.roll_back(number, &marker.blob),
         }
     }
 

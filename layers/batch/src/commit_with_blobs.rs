@@ -6,12 +6,11 @@
 //! open again. This crate does not depend on the crate for blobs: the caller executes the
 //! transaction and reads the marker.
 
-use quell_batch_service::{BatchRecord, BatchState, BatchSummary, Marker};
+use quell_batch_service::{BatchSummary, Marker, SummaryState};
 use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::access::StoreAccess;
 use crate::random::random_number;
-use crate::store::BatchStore;
 
 /// The result of the transaction that is committed together with a batch.
 #[derive(Debug)]
@@ -30,7 +29,8 @@ pub struct MarkerLocation<'a> {
     /// The location of the store of blobs, for later processes with another working directory.
     pub location: &'a str,
     /// The beginning of the name of the blob. It contains the identity of the store of blobs, with
-    /// which the caller of [`StoreAccess::settle`] recognizes another store at the location.
+    /// which the caller of [`StoreAccess::resolve_prepared`] recognizes another store at the
+    /// location.
     pub prefix: &'a str,
 }
 
@@ -40,47 +40,61 @@ impl StoreAccess {
     /// committed.
     ///
     /// # Errors
-    /// `Busy` if a server has the store open, or if the batch is prepared; `PermissionDenied` if
-    /// the batch belongs to another user; `InvalidInput` if it is submitted, if it has ended, or if
-    /// it is a part; `NotFound` if there is no such batch.
+    /// `Busy` if the batch is prepared; `PermissionDenied` if it belongs to another user;
+    /// `InvalidInput` if it is submitted, if it has ended, or if it is a part; `NotFound` if there
+    /// is no such batch, or if it is one of another user in a store of another user.
     pub fn check_commit_with(&self, number: u64) -> Result<()> {
-        let store = self.store_for_blobs(number)?;
-        check_user(store, number)?;
-        check_not_submitted(&store.primary().open_batch(number)?)
+        let batch = self.summary(number)?;
+        check_user(&batch)?;
+        let refuse = |kind, reason: &str| Err(failed(kind, number, reason));
+        match batch.state {
+            SummaryState::Open | SummaryState::OpenForParts | SummaryState::Refused { .. } => Ok(()),
+            SummaryState::Submitted => {
+                let reason = "it is submitted, so it is committed without a transaction of blobs";
+                refuse(ErrorKind::InvalidInput, reason)
+            }
+            SummaryState::Committed { .. } => refuse(ErrorKind::InvalidInput, "it is committed already"),
+            SummaryState::Aborted => refuse(ErrorKind::InvalidInput, "it was aborted"),
+            SummaryState::Part { of, .. } => {
+                refuse(ErrorKind::InvalidInput, &format!("it is a part of batch {of}, which commits it"))
+            }
+            SummaryState::Prepared { .. } => refuse(
+                ErrorKind::Busy,
+                "it is prepared by another commit; use \"quell batch commit\" or \"quell batch abort\"",
+            ),
+        }
     }
 
     /// Publishes a batch together with a transaction. `transaction` gets the marker, and commits a
     /// transaction that creates this marker, and that fails if the marker exists. While it runs,
     /// the batch is prepared. If this process ends meanwhile, or it is not known whether the
     /// transaction is committed, the batch stays prepared until a call of
-    /// [`settle`](Self::settle).
+    /// [`resolve_prepared`](Self::resolve_prepared).
     ///
     /// # Errors
-    /// `Busy` if a server has the store open, if a process uses the batch or one of its parts, if
-    /// the batch is prepared, or if it has conflicts; `PermissionDenied` if the batch belongs to
-    /// another user; `InvalidInput` if it is submitted; the error of a transaction that was
-    /// refused; the errors of [`commit`](Self::commit). The batch is still prepared after an
-    /// unknown decision, and if it cannot be published or made open again. After other errors, its
-    /// state is as before, unless the error is one of the store itself: then it can be prepared.
+    /// `Busy` if a process uses the batch or one of its parts, if the batch is prepared, or if it
+    /// has conflicts; `PermissionDenied` if the batch belongs to another user; `InvalidInput` if it
+    /// is submitted; the error of a transaction that was refused; the errors of
+    /// [`commit`](Self::commit). The batch is still prepared after an unknown decision, and if it
+    /// cannot be published or made open again. After other errors, its state is as before, unless
+    /// the error is one of the store or of its server: then it can be prepared.
     pub fn commit_with(
         &self,
         number: u64,
         marker: MarkerLocation<'_>,
         transaction: impl FnOnce(&Marker) -> TransactionOutcome,
     ) -> Result<BatchSummary> {
-        let store = self.store_for_blobs(number)?;
-        check_user(store, number)?;
+        check_user(&self.summary(number)?)?;
         let _locks = self.lock_with_parts(number)?;
         self.check_parts_closed(number)?;
-        check_not_submitted(&store.primary().batch(number)?)?;
-        store.commit_submitted()?;
-        let store_number = store.primary().store_number();
-        let blob = format!("{}{store_number:032x}-{number}-{:032x}", marker.prefix, random_number());
+        self.check_commit_with(number)?;
+        let (store, random) = (self.store_number(), random_number());
+        let blob = format!("{}{store:032x}-{number}-{random:032x}", marker.prefix);
         let marker = Marker { location: marker.location.to_owned(), blob };
-        store.prepare_locked(number, &marker)?;
+        self.prepare_locked(number, &marker)?;
         match transaction(&marker) {
-            TransactionOutcome::Committed => publish(store, number),
-            TransactionOutcome::Refused(reason) => match store.withdraw_locked(number) {
+            TransactionOutcome::Committed => self.publish(number, &marker),
+            TransactionOutcome::Refused(reason) => match self.roll_back_locked(number, &marker) {
                 Ok(_) => Err(reason),
                 Err(error) => {
                     let reason = format!(
@@ -103,19 +117,19 @@ impl StoreAccess {
     /// batch, and the marker. `None` if the batch is not prepared.
     ///
     /// # Errors
-    /// `Busy` if a server has the store open, or if a process uses the batch; `PermissionDenied` if
-    /// the batch belongs to another user, because this user has chosen the location; the errors of
-    /// `is_committed` and of [`commit`](Self::commit). Then the batch is still prepared.
-    pub fn settle(
+    /// `Busy` if a process uses the batch; `PermissionDenied` if the batch belongs to another user,
+    /// because this user has chosen the location; the errors of `is_committed` and of
+    /// [`commit`](Self::commit). Then the batch is still prepared.
+    pub fn resolve_prepared(
         &self,
         number: u64,
         is_committed: impl FnOnce(&Marker) -> Result<bool>,
     ) -> Result<Option<(BatchSummary, Marker)>> {
-        self.with_prepared(number, |store, marker| {
-            check_user(store, number)?;
+        self.with_prepared(number, |batch, marker| {
+            check_user(&batch)?;
             let summary = match is_committed(&marker)? {
-                true => publish(store, number)?,
-                false => store.withdraw_locked(number)?.summary(),
+                true => self.publish(number, &marker)?,
+                false => self.roll_back_locked(number, &marker)?,
             };
             Ok((summary, marker))
         })
@@ -126,65 +140,50 @@ impl StoreAccess {
     /// the batch may belong to another user.
     ///
     /// # Errors
-    /// `Busy` if a server has the store open, or if a process uses the batch; the errors of files.
-    pub fn withdraw_without_blobs(&self, number: u64) -> Result<Option<BatchSummary>> {
-        self.with_prepared(number, |store, _| Ok(store.withdraw_locked(number)?.summary()))
+    /// `Busy` if a process uses the batch; the errors of files.
+    pub fn roll_back_without_blobs(&self, number: u64) -> Result<Option<BatchSummary>> {
+        self.with_prepared(number, |_, marker| self.roll_back_locked(number, &marker))
     }
 
-    /// Locks a batch and calls `end` with its marker. `None` if the batch is not prepared.
+    /// Locks a batch and calls `end` with the batch and its marker. `None` if the batch is not
+    /// prepared.
     fn with_prepared<T>(
         &self,
         number: u64,
-        end: impl FnOnce(&BatchStore, Marker) -> Result<T>,
+        end: impl FnOnce(BatchSummary, Marker) -> Result<T>,
     ) -> Result<Option<T>> {
-        let record = self.batches()?.into_iter().find(|batch| batch.number == number);
-        if !record.is_some_and(|record| record.is_prepared()) {
+        let found = self.batches()?.into_iter().find(|batch| batch.number == number);
+        if !found.is_some_and(|batch| batch.is_prepared()) {
             return Ok(None);
         }
-        let store = self.store_for_blobs(number)?;
         let _locks = self.lock_with_parts(number)?;
-        let BatchState::Prepared(prepared) = store.primary().batch(number)?.state else { return Ok(None) };
-        end(store, prepared.marker).map(Some)
+        let batch = self.summary(number)?;
+        let SummaryState::Prepared { marker } = &batch.state else { return Ok(None) };
+        let marker = marker.clone();
+        end(batch, marker).map(Some)
     }
 
-    /// Returns the store, if this process has it open.
-    fn store_for_blobs(&self, number: u64) -> Result<&BatchStore> {
-        self.own_store().ok_or_else(|| {
-            let reason = "a server has the store open, and does not execute commits with transactions of blobs: \
-                          stop it first";
-            failed(ErrorKind::Busy, number, reason)
+    fn summary(&self, number: u64) -> Result<BatchSummary> {
+        let found = self.batches()?.into_iter().find(|batch| batch.number == number);
+        found.ok_or_else(|| Error::new(ErrorKind::NotFound, "find batch", number.to_string()))
+    }
+
+    fn publish(&self, number: u64, marker: &Marker) -> Result<BatchSummary> {
+        self.publish_locked(number, marker).map_err(|error| {
+            let reason = format!(
+                "its transaction of blobs is committed, but its files were not published: {error}; repeat \
+                 \"quell batch commit\" to publish them"
+            );
+            failed(error.kind, number, &reason)
         })
     }
 }
 
 /// Fails if a batch belongs to another user, and not to that of this process.
-fn check_user(store: &BatchStore, number: u64) -> Result<()> {
-    match store.primary().batch(number)?.caller.uid == rustix::process::geteuid().as_raw() {
+fn check_user(batch: &BatchSummary) -> Result<()> {
+    match batch.uid == rustix::process::geteuid().as_raw() {
         true => Ok(()),
-        false => Err(failed(ErrorKind::PermissionDenied, number, "it is a batch of another user")),
-    }
-}
-
-fn check_not_submitted(record: &BatchRecord) -> Result<()> {
-    match record.state {
-        BatchState::Submitted { .. } => {
-            let reason = "it is submitted, so it is committed without a transaction of blobs";
-            Err(failed(ErrorKind::InvalidInput, record.number, reason))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn publish(store: &BatchStore, number: u64) -> Result<BatchSummary> {
-    match store.publish_locked(number) {
-        Ok(record) => Ok(record.summary()),
-        Err(error) => {
-            let reason = format!(
-                "its transaction of blobs is committed, but its files were not published: {error}; repeat \
-                 \"quell batch commit\" to publish them"
-            );
-            Err(failed(error.kind, number, &reason))
-        }
+        false => Err(failed(ErrorKind::PermissionDenied, batch.number, "it is a batch of another user")),
     }
 }
 

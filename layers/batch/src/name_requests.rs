@@ -80,6 +80,9 @@ pub(crate) fn perform(names: &dyn NameSpace, request: Request) -> Result<Reply> 
         | Request::NextVerification { .. }
         | Request::Verdict { .. }
         | Request::AuxiliaryServers
+        | Request::Prepare { .. }
+        | Request::Publish { .. }
+        | Request::RollBack { .. }
         | Request::Counters => {
             let source = Some("it is not a request on names".into());
             return Err(Error { source, ..Error::new(ErrorKind::Unsupported, "execute a request", "") });

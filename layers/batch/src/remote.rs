@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use quell_batch_service::{
-    AuxiliarySummary, BatchRecord, BatchSummary, Conflict, NewBatch, NewPart, PROTOCOL, Reply, Request,
-    SnapshotSummary,
+    AuxiliarySummary, BatchRecord, BatchSummary, Conflict, Marker, NewBatch, NewPart, PROTOCOL, Reply,
+    Request, SnapshotSummary,
 };
 use quell_threads::lock;
 use quell_transport::peer::{Client, Endpoint, was_not_executed};
@@ -23,7 +23,7 @@ use crate::store_lock::StoreLock;
 pub(crate) const REPLY_BYTES_MAX: u32 = 512 << 10;
 /// The time for which a request is repeated if no server answers.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
-/// The same time for the verification and the commit of a batch.
+/// The same time for the verification and the commit of a batch, and for requests that wait for it.
 const COMMIT_LIMIT: Duration = Duration::from_secs(24 * 3600);
 /// The pause before a request is repeated.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -125,6 +125,21 @@ impl Remote {
         self.call_for_batch(&Request::Abort { batch })
     }
 
+    /// Prepares a batch, whose lock the caller holds.
+    pub(crate) fn prepare(&self, batch: u64, marker: Marker) -> Result<BatchSummary> {
+        self.call_for_batch(&Request::Prepare { batch, marker })
+    }
+
+    /// Publishes a batch that is prepared with this marker.
+    pub(crate) fn publish(&self, batch: u64, marker: &str) -> Result<BatchSummary> {
+        self.call_for_batch(&Request::Publish { batch, marker: marker.to_owned() })
+    }
+
+    /// Makes a batch that is prepared with this marker an open one again.
+    pub(crate) fn roll_back(&self, batch: u64, marker: &str) -> Result<BatchSummary> {
+        self.call_for_batch(&Request::RollBack { batch, marker: marker.to_owned() })
+    }
+
     fn call_for_batch(&self, request: &Request) -> Result<BatchSummary> {
         match self.call(request)? {
             Reply::Batch(summary) => Ok(summary),
@@ -208,7 +223,13 @@ impl Remote {
     /// Sends a request, and returns the reply. The request is sent again if the server has
     /// certainly not executed it, or if a repetition has the same result.
     fn call(&self, request: &Request) -> Result<Reply> {
-        let limit = if matches!(request, Request::Commit { .. }) { COMMIT_LIMIT } else { CALL_LIMIT };
+        let limit = match request {
+            Request::Commit { .. }
+            | Request::Prepare { .. }
+            | Request::Publish { .. }
+            | Request::RollBack { .. } => COMMIT_LIMIT,
+            _ => CALL_LIMIT,
+        };
         let (encoded, deadline) = (encode(request), Instant::now() + limit);
         loop {
             let link = self.link();

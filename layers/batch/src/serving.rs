@@ -9,7 +9,7 @@ use quell_batch_service::{
 };
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::{Failure, decode, encode};
+use quell_wire::{Failure, decode, decode_first, encode};
 use serde::Serialize;
 
 use crate::name_requests::{BEYOND_LIMITS, LONG_REPLY, other_version, perform, refuse};
@@ -19,7 +19,7 @@ use crate::store::BatchStore;
 /// No more items of a list are added to a reply when they have this many bytes.
 const LISTED_BYTES: usize = 128 << 10;
 /// The kinds of requests, in the order of their numbers, as counters name them.
-const KINDS: [&str; 25] = [
+const KINDS: [&str; 28] = [
     "hello",
     "lookup",
     "find",
@@ -45,7 +45,12 @@ const KINDS: [&str; 25] = [
     "next_verification",
     "verdict",
     "auxiliary_servers",
+    "prepare",
+    "publish",
+    "roll_back",
 ];
+/// The numbers of the requests that wait for the lock of a batch, which a commit has for minutes.
+const ENDS: [u32; 5] = [13, 14, 25, 26, 27];
 
 /// The user whose request is executed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,16 +94,15 @@ impl ServedStore {
         &self.store
     }
 
-    /// Returns whether an encoded request commits or aborts a batch, which can last for minutes: an
-    /// abort waits for a commit of the same batch.
+    /// Returns whether an encoded request commits, prepares, publishes, rolls back or aborts a
+    /// batch, which can last for minutes: each of these requests waits for the others on the same
+    /// batch.
     pub fn ends_batch(request: &[u8]) -> bool {
-        // The largest encoded length of the number of the request and the number of the batch.
-        const END_BYTES_MAX: usize = 11;
-        request.len() <= END_BYTES_MAX
-            && matches!(decode(request), Ok(Request::Commit { .. } | Request::Abort { .. }))
+        decode_first::<u32>(request).is_ok_and(|(kind, _)| ENDS.contains(&kind))
     }
 
-    /// Returns the encoded reply that refuses a commit or an abort with `Busy`.
+    /// Returns the encoded reply that refuses a request that [`ends_batch`](Self::ends_batch) with
+    /// `Busy`.
     pub fn refuse_end(&self, reason: &str) -> Vec<u8> {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let error = Error::new(ErrorKind::Busy, "end a batch", "");
@@ -196,6 +200,15 @@ impl ServedStore {
             }
             Request::Commit { batch } => Reply::Batch(self.store.commit_locked(batch)?.summary()),
             Request::Abort { batch } => Reply::Batch(self.store.abort_locked(batch)?.summary()),
+            Request::Prepare { batch, marker } => {
+                Reply::Batch(self.store.prepare_locked(batch, &marker)?.summary())
+            }
+            Request::Publish { batch, marker } => {
+                Reply::Batch(self.store.publish_locked(batch, &marker)?.summary())
+            }
+            Request::RollBack { batch, marker } => {
+                Reply::Batch(self.store.roll_back_locked(batch, &marker)?.summary())
+            }
             Request::Submit { batch } => {
                 let record = self.store.submit_locked(batch)?;
                 self.submitted.fetch_add(1, Ordering::AcqRel);
@@ -260,7 +273,10 @@ impl ServedStore {
             Request::Commit { batch }
             | Request::Abort { batch }
             | Request::Submit { batch }
-            | Request::Conflicts { batch, .. } => {
+            | Request::Conflicts { batch, .. }
+            | Request::Prepare { batch, .. }
+            | Request::Publish { batch, .. }
+            | Request::RollBack { batch, .. } => {
                 match requester.may_end(&self.store.primary().batch(*batch)?) {
                     true => Ok(()),
                     false => refuse("the batch is one of another user"),
@@ -331,6 +347,7 @@ fn uses_image(request: &Request) -> bool {
         | Request::Begin { .. }
         | Request::BeginForParts { .. }
         | Request::Commit { .. }
+        | Request::Prepare { .. }
         | Request::Conflicts { .. } => true,
         Request::Hello { .. }
         | Request::Sync
@@ -342,6 +359,8 @@ fn uses_image(request: &Request) -> bool {
         | Request::NextVerification { .. }
         | Request::Verdict { .. }
         | Request::AuxiliaryServers
+        | Request::Publish { .. }
+        | Request::RollBack { .. }
         | Request::Join { .. } => false,
     }
 }
@@ -374,5 +393,35 @@ fn kind_of(request: &Request) -> usize {
         Request::NextVerification { .. } => 22,
         Request::Verdict { .. } => 23,
         Request::AuxiliaryServers => 24,
+        Request::Prepare { .. } => 25,
+        Request::Publish { .. } => 26,
+        Request::RollBack { .. } => 27,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_end_a_batch_are_recognized_by_their_numbers() {
+        let (batch, marker) = (7, || "marker".to_owned());
+        let record = quell_batch_service::Marker { location: "dir:/blobs".into(), blob: marker() };
+        for (request, ends) in [
+            (Request::Commit { batch }, true),
+            (Request::Abort { batch }, true),
+            (Request::Prepare { batch, marker: record }, true),
+            (Request::Publish { batch, marker: marker() }, true),
+            (Request::RollBack { batch, marker: marker() }, true),
+            (Request::Submit { batch }, false),
+            (Request::Sync, false),
+        ] {
+            let encoded = encode(&request);
+            assert_eq!(usize::from(encoded[0]), kind_of(&request), "{request:?}");
+            assert_eq!(ServedStore::ends_batch(&encoded), ends, "{request:?}");
+        }
+        // A longer encoding of the same number, which the decoder of messages accepts.
+        assert!(ServedStore::ends_batch(&[0x8D, 0x80, 0x80, 0x80, 0x00, 7]));
+        assert!(!ServedStore::ends_batch(b"") && !ServedStore::ends_batch(b"\xff\xff"));
     }
 }

@@ -405,23 +405,23 @@ impl BatchStore {
         })
     }
 
-    /// Publishes a prepared batch.
+    /// Publishes a batch that is prepared with this marker.
     ///
     /// # Errors
     /// As for [`Primary::publish`].
-    pub(crate) fn publish_locked(&self, number: u64) -> Result<BatchRecord> {
-        let record = self.primary.publish(&self.primary.lock_commit(number))?;
+    pub(crate) fn publish_locked(&self, number: u64, marker: &str) -> Result<BatchRecord> {
+        let record = self.primary.publish(&self.primary.lock_commit(number), marker)?;
         // The batch is committed, even if files of it remain, as after `commit`.
         let _ = self.remove_ended(number);
         Ok(record)
     }
 
-    /// Makes a prepared batch an open one again.
+    /// Makes a batch that is prepared with this marker an open one again.
     ///
     /// # Errors
-    /// As for [`Primary::withdraw`].
-    pub(crate) fn withdraw_locked(&self, number: u64) -> Result<BatchRecord> {
-        self.primary.withdraw(&self.primary.lock_commit(number))
+    /// As for [`Primary::roll_back`].
+    pub(crate) fn roll_back_locked(&self, number: u64, marker: &str) -> Result<BatchRecord> {
+        self.primary.roll_back(&self.primary.lock_commit(number), marker)
     }
 
     /// Discards a batch that no process uses any more.

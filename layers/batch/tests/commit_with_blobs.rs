@@ -93,7 +93,7 @@ fn after_an_unknown_decision_the_batch_waits_for_it() {
     for is_committed in [false, true] {
         let store = Store::new();
         let batch = closed_batch(&store);
-        assert_eq!(access(&store).settle(batch, |_| panic!("it is not prepared")).unwrap(), None);
+        assert_eq!(access(&store).resolve_prepared(batch, |_| panic!("it is not prepared")).unwrap(), None);
         let mut name = String::new();
         let unknown = commit(&store, batch, |marker| {
             name.clone_from(&marker.blob);
@@ -117,13 +117,13 @@ fn after_an_unknown_decision_the_batch_waits_for_it() {
         for attempt in attempts {
             assert_eq!(attempt().unwrap_err().kind, ErrorKind::Busy);
         }
-        let failed = access(&store).settle(batch, |_| Err(error(ErrorKind::Unavailable)));
+        let failed = access(&store).resolve_prepared(batch, |_| Err(error(ErrorKind::Unavailable)));
         assert_eq!(failed.unwrap_err().kind, ErrorKind::Unavailable);
-        let settled = access(&store).settle(batch, |found| {
+        let resolved = access(&store).resolve_prepared(batch, |found| {
             assert_eq!(*found, marker);
             Ok(is_committed)
         });
-        let (summary, _) = settled.unwrap().expect("it was prepared");
+        let (summary, _) = resolved.unwrap().expect("it was prepared");
         assert_eq!(summary.state, if is_committed { COMMITTED } else { SummaryState::OpenForParts });
         assert_eq!(is_published(&store), is_committed);
         if !is_committed {
@@ -147,7 +147,7 @@ fn a_submitted_batch_has_no_transaction() {
 }
 
 #[test]
-fn a_batch_of_another_user_is_withdrawn_and_not_settled() {
+fn a_batch_of_another_user_is_rolled_back_and_not_resolved() {
     const OTHER: u32 = 12_345;
     if !rustix::process::geteuid().is_root() {
         println!("SKIPPED: only root can give a store to another user");
@@ -155,7 +155,7 @@ fn a_batch_of_another_user_is_withdrawn_and_not_settled() {
     }
     let store = Store::new();
     let batch = closed_batch(&store);
-    assert_eq!(access(&store).withdraw_without_blobs(batch).unwrap(), None);
+    assert_eq!(access(&store).roll_back_without_blobs(batch).unwrap(), None);
     commit(&store, batch, |_| TransactionOutcome::Unknown(error(ErrorKind::TimedOut))).unwrap_err();
     let path = store.path();
     let directory = path.parent().unwrap();
@@ -167,10 +167,10 @@ fn a_batch_of_another_user_is_withdrawn_and_not_settled() {
         rustix::thread::set_thread_groups(&[]).unwrap();
         rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
         rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-        let settled = access(&store).settle(batch, |_| panic!("the location is not opened"));
-        assert_eq!(settled.unwrap_err().kind, ErrorKind::PermissionDenied);
-        let withdrawn = access(&store).withdraw_without_blobs(batch).unwrap().unwrap();
-        assert_eq!(withdrawn.state, SummaryState::OpenForParts);
+        let resolved = access(&store).resolve_prepared(batch, |_| panic!("the location is not opened"));
+        assert_eq!(resolved.unwrap_err().kind, ErrorKind::PermissionDenied);
+        let rolled_back = access(&store).roll_back_without_blobs(batch).unwrap().unwrap();
+        assert_eq!(rolled_back.state, SummaryState::OpenForParts);
         assert_eq!(access(&store).check_commit_with(batch).unwrap_err().kind, ErrorKind::PermissionDenied);
         access(&store).abort(batch).unwrap();
         assert_eq!(state(&store, batch), SummaryState::Aborted);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use quell_batch::{AuxiliaryServer, BatchStore, Requester, ServedStore, fsck};
+use quell_batch::{AuxiliaryServer, BatchStore, Marker, Requester, ServedStore, fsck};
 use quell_batch_service::{
     Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, MEMORY_BYTES, NameSpace,
     NewNode, PROTOCOL, PrivateEntries, ProofForm, ROOT, Reply, Request, SummaryState, TableDir, Timestamp,
@@ -180,6 +180,10 @@ fn caller(uid: u32) -> BatchCaller {
     BatchCaller { uid, gid: 0, groups: vec![0, 1] }
 }
 
+fn marker(name: &str) -> Marker {
+    Marker { location: "dir:/blobs".into(), blob: name.into() }
+}
+
 fn begin(uid: u32, subtree: u64) -> Request {
     Request::Begin { name: "job".into(), caller: caller(uid), subtree, is_atomic: false }
 }
@@ -223,6 +227,9 @@ fn batches_of_others_are_neither_listed_nor_ended() {
         Request::Abort { batch },
         Request::Submit { batch },
         Request::Conflicts { batch, from: 0 },
+        Request::Prepare { batch, marker: marker("one") },
+        Request::Publish { batch, marker: "one".into() },
+        Request::RollBack { batch, marker: "one".into() },
         Request::Join { batch, name: "part".into(), caller: caller(USER) },
         Request::BeginForParts {
             name: "parts".into(),
@@ -284,6 +291,73 @@ fn a_batch_of_another_user_is_committed_from_a_copy() {
     drop(fixture.served);
     let checked = fsck(&fixture.temp.path().join("store"), WAIT, false, &mut |problem| panic!("{problem:?}"));
     checked.unwrap();
+}
+
+#[test]
+fn a_prepared_batch_is_ended_by_its_user_and_by_the_requests_of_its_commit() {
+    if !is_root() {
+        println!("SKIPPED: files of two users are made by root alone");
+        return;
+    }
+    let fixture = Fixture::new();
+    let (record, _) = fixture.submitted();
+    let batch = record.number;
+    let prepare = |name: &str| fixture.as_user(&Request::Prepare { batch, marker: marker(name) });
+    let publish = |name: &str| Request::Publish { batch, marker: name.into() };
+    let roll_back = |name: &str| Request::RollBack { batch, marker: name.into() };
+    let long = "a".repeat(10_000);
+    let too_long = [
+        Request::Prepare { batch, marker: marker(&long) },
+        Request::Prepare { batch, marker: Marker { location: long.clone(), blob: "one".into() } },
+        publish(&long),
+        roll_back(&long),
+    ];
+    for request in too_long {
+        assert_eq!(fixture.as_user(&request).unwrap_err(), ErrorKind::InvalidInput);
+    }
+    assert_eq!(fixture.as_user(&publish("one")).unwrap_err(), ErrorKind::InvalidInput);
+    let is_prepared = |reply: Reply, name: &str| {
+        let expected = SummaryState::Prepared { marker: marker(name) };
+        matches!(reply, Reply::Batch(summary) if summary.state == expected)
+    };
+    // A request that is sent again has the same result, and the files of the user do not matter.
+    assert!(is_prepared(prepare("one").unwrap(), "one"));
+    fs::remove_dir_all(fixture.incoming(batch)).unwrap();
+    assert!(is_prepared(prepare("one").unwrap(), "one"));
+    assert_eq!(fixture.files(), 0);
+    let other = Requester::of_user(USER + 1, USER + 1, &[group()]);
+    for request in [publish("one"), roll_back("one"), Request::Abort { batch }] {
+        assert_eq!(fixture.call(&other, &request).unwrap_err(), ErrorKind::PermissionDenied, "{request:?}");
+    }
+    let refused = [publish("two"), roll_back("two"), Request::Commit { batch }, Request::Abort { batch }];
+    for request in refused {
+        assert_eq!(fixture.as_user(&request).unwrap_err(), ErrorKind::Busy, "{request:?}");
+    }
+    assert_eq!(prepare("two").unwrap_err(), ErrorKind::Busy);
+    for _ in 0..2 {
+        let Ok(Reply::Batch(summary)) = fixture.as_user(&publish("one")) else { panic!("it is published") };
+        assert_eq!(summary.state, SummaryState::Committed { entries: 100, conflicts: 0 });
+    }
+    assert_eq!(fixture.as_user(&roll_back("one")).unwrap_err(), ErrorKind::InvalidInput);
+    assert_eq!(fixture.files(), 100);
+    assert!(!fixture.has_copy(batch));
+}
+
+#[test]
+fn a_batch_that_was_rolled_back_is_committed_without_blobs() {
+    if !is_root() {
+        println!("SKIPPED: files of two users are made by root alone");
+        return;
+    }
+    let fixture = Fixture::new();
+    let batch = fixture.submitted().0.number;
+    let roll_back = Request::RollBack { batch, marker: "one".into() };
+    fixture.as_user(&Request::Prepare { batch, marker: marker("one") }).unwrap();
+    for _ in 0..2 {
+        let Ok(Reply::Batch(summary)) = fixture.as_user(&roll_back) else { panic!("it is rolled back") };
+        assert_eq!(summary.state, SummaryState::Open);
+    }
+    assert_eq!(fixture.commit(batch), Ok(SummaryState::Committed { entries: 100, conflicts: 0 }));
 }
 
 #[test]

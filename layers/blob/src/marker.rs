@@ -90,8 +90,8 @@ impl Store {
     /// Runs `body` with a transaction and commits it together with its marker, the blob `marker`.
     /// Both are repeated after a conflict, as with [`transact`](Store::transact). The name of the
     /// marker begins with the [`marker_prefix`](Store::marker_prefix) of this store. If the result
-    /// of a commit is not known, [`settle_marker`](Store::settle_marker) is called once; `Unknown`
-    /// if that fails, too.
+    /// of a commit is not known, [`resolve_marker`](Store::resolve_marker) is called once;
+    /// `Unknown` if that fails, too.
     pub fn commit_with_marker(
         &self,
         marker: &str,
@@ -114,7 +114,7 @@ impl Store {
             (Ok(false), None) => unreachable!("an uncertain attempt has an error"),
             (Ok(false), Some(error)) => error,
         };
-        match self.settle_marker(marker) {
+        match self.resolve_marker(marker) {
             Ok(true) => MarkerOutcome::Committed,
             Ok(false) => MarkerOutcome::Refused(error),
             Err(_) => MarkerOutcome::Unknown(error),
@@ -144,7 +144,7 @@ impl Store {
     /// # Errors
     /// `InvalidInput` if this store does not have the identity in the name of the marker; `Damaged`
     /// if the blob has content that is not that of a marker; the errors of commits.
-    pub fn settle_marker(&self, marker: &str) -> Result<bool> {
+    pub fn resolve_marker(&self, marker: &str) -> Result<bool> {
         // If the transaction is committed after the call of `stat`, this commit fails with a
         // conflict, and `repeat` looks for the marker again.
         Retries::default().repeat(|| {

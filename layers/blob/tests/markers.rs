@@ -33,7 +33,7 @@ fn a_marker_exists_if_and_only_if_its_transaction_is_committed() {
     let store = open(&directory);
     let [first, second] = [1, 2].map(|number| marker(&store, number));
     assert!(matches!(commit(&store, &first), MarkerOutcome::Committed));
-    assert!(store.settle_marker(&first).unwrap());
+    assert!(store.resolve_marker(&first).unwrap());
     // A refused transaction leaves no marker.
     let failing = |transaction: &mut Transaction| {
         append(transaction)?;
@@ -61,29 +61,29 @@ fn a_marker_exists_if_and_only_if_its_transaction_is_committed() {
 }
 
 #[test]
-fn a_transaction_is_impossible_after_its_marker_was_settled() {
+fn a_transaction_is_impossible_after_its_marker_was_resolved() {
     let directory = tempfile::tempdir().unwrap();
     let first = {
         let store = open(&directory);
         let first = marker(&store, 1);
-        assert!(!store.settle_marker(&first).unwrap());
+        assert!(!store.resolve_marker(&first).unwrap());
         first
     };
     let store = open(&directory);
     assert!(matches!(commit(&store, &first), MarkerOutcome::Refused(_)));
-    assert!(!store.settle_marker(&first).unwrap());
+    assert!(!store.resolve_marker(&first).unwrap());
     assert_eq!(size(&store, "log"), None);
     for content in [b"commi".as_slice(), b"committed more", b""] {
         let other = marker(&store, 2);
         store.create(&other).unwrap();
         store.append(&other, content).unwrap();
-        assert_eq!(store.settle_marker(&other).unwrap_err().kind(), ErrorKind::Damaged);
+        assert_eq!(store.resolve_marker(&other).unwrap_err().kind(), ErrorKind::Damaged);
         store.delete(&other).unwrap();
     }
 }
 
 #[test]
-fn a_commit_and_threads_that_settle_its_marker_agree() {
+fn a_commit_and_threads_that_resolve_its_marker_agree() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(&directory);
     store.create("log").unwrap();
@@ -91,22 +91,22 @@ fn a_commit_and_threads_that_settle_its_marker_agree() {
     for number in 0..100 {
         let marker = marker(&store, number);
         let barrier = Barrier::new(3);
-        let (result, settled) = std::thread::scope(|scope| {
-            let settle = || {
+        let (result, resolved) = std::thread::scope(|scope| {
+            let resolve = || {
                 barrier.wait();
-                store.settle_marker(&marker).unwrap()
+                store.resolve_marker(&marker).unwrap()
             };
-            let settlers = [scope.spawn(settle), scope.spawn(settle)];
+            let resolvers = [scope.spawn(resolve), scope.spawn(resolve)];
             barrier.wait();
             let result = commit(&store, &marker);
-            (result, settlers.map(|settler| settler.join().unwrap()))
+            (result, resolvers.map(|resolver| resolver.join().unwrap()))
         });
         let is_committed = match result {
             MarkerOutcome::Committed => true,
             MarkerOutcome::Refused(_) => false,
             MarkerOutcome::Unknown(error) => panic!("{error}"),
         };
-        assert_eq!(settled, [is_committed; 2], "{number}");
+        assert_eq!(resolved, [is_committed; 2], "{number}");
         committed += u64::from(is_committed);
         assert_eq!(size(&store, "log"), Some(committed), "{number}");
     }
@@ -130,7 +130,7 @@ fn all_names_of_markers_contain_the_one_identity_of_the_store() {
         store.resize("a-b/identity", 0).unwrap();
         store.append("a-b/identity", content).unwrap();
         assert_eq!(store.marker_prefix("a-b/").unwrap_err().kind(), ErrorKind::Damaged);
-        assert_eq!(store.settle_marker(&format!("{}1", found[0])).unwrap_err().kind(), ErrorKind::Damaged);
+        assert_eq!(store.resolve_marker(&format!("{}1", found[0])).unwrap_err().kind(), ErrorKind::Damaged);
     }
 }
 
@@ -141,7 +141,7 @@ fn a_marker_is_neither_created_nor_read_in_another_store() {
     let first = marker(&store, 1);
     let is_refused = |marker: &str, reason: &str| {
         let MarkerOutcome::Refused(refused) = commit(&other, marker) else { panic!("not refused") };
-        for error in [refused, other.settle_marker(marker).unwrap_err()] {
+        for error in [refused, other.resolve_marker(marker).unwrap_err()] {
             assert_eq!(error.kind(), ErrorKind::InvalidInput);
             assert!(error.to_string().contains(reason), "{error}");
         }
@@ -162,5 +162,5 @@ fn a_marker_is_neither_created_nor_read_in_another_store() {
     }
     // The transaction is still possible in its own store.
     assert!(matches!(commit(&store, &first), MarkerOutcome::Committed));
-    assert!(store.settle_marker(&first).unwrap());
+    assert!(store.resolve_marker(&first).unwrap());
 }

@@ -66,6 +66,14 @@ impl BatchRecord {
         }
     }
 
+    /// Returns the number of directories in the two lists of a prepared batch.
+    pub(crate) fn reserved_dirs(&self) -> usize {
+        match &self.state {
+            BatchState::Prepared(prepared) => prepared.dirs.len() + prepared.changed_dirs.len(),
+            _ => 0,
+        }
+    }
+
     /// Returns the tables that a verification has written for a prepared batch.
     pub(crate) fn prepared_tables(&self) -> &[TableRef] {
         match &self.state {

@@ -27,8 +27,8 @@ use crate::verify::{Submission, verify};
 /// that it has read changes meanwhile, the next verification holds the lock.
 const REPETITIONS: usize = 3;
 
-/// The largest number of directories in the two lists of a prepared batch. They take at most 10
-/// bytes each in the record of the batch, which is read together with those of all other batches.
+/// The largest number of directories in the two lists of all prepared batches of a user. They take
+/// at most 10 bytes each in the records of the batches, which are read together.
 const RESERVED_DIRS_MAX: usize = 1 << 16;
 
 /// Receives the certificate of a batch, or of a part of one, and its tables.
@@ -165,6 +165,13 @@ pub(crate) fn commit(
     clock: fn() -> Time,
     marker: Option<&Marker>,
 ) -> Result<BatchRecord> {
+    if let Some(marker) = marker
+        && let Some(record) = read_lock(image).0.batch(number)?
+        && matches!(&record.state, BatchState::Prepared(prepared) if prepared.marker == *marker)
+    {
+        // The client has repeated the request, because it did not receive the first reply.
+        return Ok(record);
+    }
     let records = Records::read(&read_lock(image).0, number)?;
     if let (Some(_), BatchState::Submitted { .. }) = (marker, &records.batch.state) {
         return Err(ended("it is submitted, so it is committed without a transaction of blobs"));
@@ -284,7 +291,7 @@ pub(crate) fn open_batch(image: &Image, number: u64) -> Result<BatchRecord> {
         BatchState::Aborted => Err(ended("it was aborted")),
         BatchState::Prepared(_) => Err(busy(
             "it is prepared, and is published only if its transaction of blobs is committed; use \"quell batch \
-             commit\" or \"quell batch abort\" while the store has no server",
+             commit\" or \"quell batch abort\"",
         )),
         BatchState::Part { of, .. } => Err(ended(&format!("it is a part of batch {of}, which commits it"))),
     }
@@ -334,52 +341,93 @@ fn prepare(
         list.sort_unstable();
         list.dedup();
     }
-    if dirs.len() + changed_dirs.len() > RESERVED_DIRS_MAX {
-        let reason = format!(
-            "the batch depends on more than {RESERVED_DIRS_MAX} existing directories, so it cannot be committed \
-             with a transaction of blobs"
-        );
-        let error = Error::new(ErrorKind::NoSpace, "prepare batch", batch.number.to_string());
-        return Err(Error { source: Some(reason.into()), ..error });
-    }
+    check_reserved_dirs(image, &batch, dirs.len() + changed_dirs.len())?;
     let prepared = Prepared { marker: marker.clone(), entries, tables, changed_dirs, dirs };
     let record = BatchRecord { state: BatchState::Prepared(Box::new(prepared)), ..batch };
     image.prepare(&record)?;
     Ok(record)
 }
 
-/// Adds the changes of a prepared batch to the image.
+/// Checks the number of directories that all prepared batches of the user reserve, with those of
+/// this batch.
+fn check_reserved_dirs(image: &Image, batch: &BatchRecord, dirs: usize) -> Result<()> {
+    let failed = |kind, reason: String| {
+        let error = Error::new(kind, "prepare batch", batch.number.to_string());
+        Err(Error { source: Some(reason.into()), ..error })
+    };
+    if dirs > RESERVED_DIRS_MAX {
+        let reason = format!(
+            "the batch depends on more than {RESERVED_DIRS_MAX} existing directories, so it cannot be committed \
+             with a transaction of blobs"
+        );
+        return failed(ErrorKind::NoSpace, reason);
+    }
+    let records = image.batches()?;
+    let of_user = records.iter().filter(|other| other.caller.uid == batch.caller.uid);
+    if dirs + of_user.map(BatchRecord::reserved_dirs).sum::<usize>() > RESERVED_DIRS_MAX {
+        let reason = format!(
+            "this batch and the prepared batches of the user would reserve more than {RESERVED_DIRS_MAX} \
+             directories; end the prepared batches with \"quell batch commit\" or \"quell batch abort\""
+        );
+        return failed(ErrorKind::Busy, reason);
+    }
+    Ok(())
+}
+
+/// Adds the changes of a batch that is prepared with this marker to the image. A batch that is
+/// committed already is returned.
 ///
 /// # Errors
 /// As for [`Primary::publish`](crate::Primary::publish).
-pub(crate) fn publish(image: &mut Image, number: u64) -> Result<BatchRecord> {
-    let (batch, prepared) = prepared_batch(image, number)?;
+pub(crate) fn publish(image: &mut Image, number: u64, marker: &str) -> Result<BatchRecord> {
+    let (batch, prepared) = match prepared_batch(image, number, marker)? {
+        (batch, Some(prepared)) => (batch, prepared),
+        (batch, None) => match batch.state {
+            BatchState::Committed { .. } => return Ok(batch),
+            _ => return Err(ended("it is not prepared")),
+        },
+    };
     let parts = if batch.has_parts() { open_parts(image, number)? } else { Vec::new() };
     let Prepared { entries, tables, changed_dirs, .. } = prepared;
     add(image, Records { batch, parts }, Addition { tables, changed_dirs }, &entries, Conflicts::default())
 }
 
-/// Makes a prepared batch an open one again.
+/// Makes a batch that is prepared with this marker an open one again. A batch that is open already
+/// is returned.
 ///
 /// # Errors
-/// As for [`Primary::withdraw`](crate::Primary::withdraw).
-pub(crate) fn withdraw(image: &mut Image, number: u64) -> Result<BatchRecord> {
-    let (batch, prepared) = prepared_batch(image, number)?;
+/// As for [`Primary::roll_back`](crate::Primary::roll_back).
+pub(crate) fn roll_back(image: &mut Image, number: u64, marker: &str) -> Result<BatchRecord> {
+    let (batch, prepared) = match prepared_batch(image, number, marker)? {
+        (batch, Some(prepared)) => (batch, prepared),
+        (batch, None) => match batch.state {
+            BatchState::Open => return Ok(batch),
+            _ => return Err(ended("it is not prepared")),
+        },
+    };
     let open = BatchRecord { state: BatchState::Open, ..batch };
-    image.withdraw(&open, &prepared.tables)?;
+    image.roll_back(&open, &prepared.tables)?;
     Ok(open)
 }
 
-fn prepared_batch(image: &Image, number: u64) -> Result<(BatchRecord, Prepared)> {
+/// Returns the record of a batch, and the prepared changes if it is prepared.
+///
+/// # Errors
+/// `NotFound` if there is no such batch; `Busy` if it is prepared with another marker than that
+/// whose name is `marker`.
+fn prepared_batch(image: &Image, number: u64, marker: &str) -> Result<(BatchRecord, Option<Prepared>)> {
     let Some(record) = image.batch(number)? else {
         return Err(Error::new(ErrorKind::NotFound, "find batch", number.to_string()));
     };
     match &record.state {
-        BatchState::Prepared(prepared) => {
+        BatchState::Prepared(prepared) if prepared.marker.blob == marker => {
             let prepared = (**prepared).clone();
-            Ok((record, prepared))
+            Ok((record, Some(prepared)))
         }
-        _ => Err(ended("it is not prepared")),
+        BatchState::Prepared(_) => {
+            Err(busy("it is prepared by another commit, whose transaction of blobs decides about it"))
+        }
+        _ => Ok((record, None)),
     }
 }
 

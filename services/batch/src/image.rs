@@ -351,7 +351,7 @@ impl Image {
     ///
     /// # Errors
     /// The errors of files and commits. Then the batch is still prepared.
-    pub(crate) fn withdraw(&mut self, record: &BatchRecord, tables: &[TableRef]) -> Result<()> {
+    pub(crate) fn roll_back(&mut self, record: &BatchRecord, tables: &[TableRef]) -> Result<()> {
         self.put_batch(record)?;
         self.reservations.remove(record.number);
         for table in tables {

@@ -12,7 +12,7 @@ use crate::auxiliary::Auxiliary;
 use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, Conflicts, Marker};
 use crate::certificate::Certificate;
 use crate::check::{Checked, Problem, check};
-use crate::commit::{SubmittedChanges, commit, ended, open_batch, open_parts, publish, withdraw};
+use crate::commit::{SubmittedChanges, commit, ended, open_batch, open_parts, publish, roll_back};
 use crate::commit_locks::{CommitGuard, CommitLocks};
 use crate::conflict_list;
 use crate::entries::Entries;
@@ -248,15 +248,17 @@ impl Primary {
 
     /// Verifies a batch as [`commit_by`](Self::commit_by) does, and prepares it: its tables and its
     /// record become durable. Then [`publish`](Self::publish) adds its changes to the image, or
-    /// [`withdraw`](Self::withdraw) makes it an open batch again, also after a crash. Until then,
-    /// changes of the directories on which the verification depends fail with `Busy`.
+    /// [`roll_back`](Self::roll_back) makes it an open batch again, also after a crash. Until then,
+    /// changes of the directories on which the verification depends fail with `Busy`. A batch that
+    /// is prepared with this marker already is returned.
     ///
     /// # Errors
     /// As for [`commit_with`](Self::commit_with); `InvalidInput` also for a submitted batch; `Busy`
-    /// also for a batch with conflicts that is not atomic, and if the batch or another prepared
-    /// batch depends on a directory that the other one changes; `NoSpace` if the batch depends on
-    /// too many directories. Then the batch is as before; after an error of the last commit of the
-    /// key-value store, it can be prepared.
+    /// also for a batch with conflicts that is not atomic, if the batch or another prepared batch
+    /// depends on a directory that the other one changes, and if the prepared batches of the user
+    /// would reserve too many directories; `NoSpace` if the batch alone depends on too many. Then
+    /// the batch is as before; after an error of the last commit of the key-value store, it can be
+    /// prepared.
     pub fn prepare_by(
         &self,
         auxiliary: &dyn Auxiliary,
@@ -267,23 +269,24 @@ impl Primary {
         commit(&self.image, guard.batch(), changes, Some(auxiliary), self.clock, Some(marker))
     }
 
-    /// Adds the changes of a prepared batch to the image. The transaction of its marker must be
-    /// committed.
+    /// Adds the changes of a prepared batch to the image. The transaction of its marker, whose name
+    /// is `marker`, must be committed. A batch that is committed already is returned.
     ///
     /// # Errors
-    /// `NotFound` if there is no such batch; `InvalidInput` if it is not prepared; the errors of
-    /// files and commits. Then the batch is still prepared.
-    pub fn publish(&self, guard: &CommitGuard<'_>) -> Result<BatchRecord> {
-        publish(&mut write_lock(&self.image).0, guard.batch())
+    /// `NotFound` if there is no such batch; `Busy` if it is prepared with another marker;
+    /// `InvalidInput` if it is neither prepared nor committed; the errors of files and commits.
+    /// Then the batch is still prepared.
+    pub fn publish(&self, guard: &CommitGuard<'_>, marker: &str) -> Result<BatchRecord> {
+        publish(&mut write_lock(&self.image).0, guard.batch(), marker)
     }
 
     /// Makes a prepared batch an open one again. It must be impossible that the transaction of its
-    /// marker is committed.
+    /// marker, whose name is `marker`, is committed. A batch that is open already is returned.
     ///
     /// # Errors
-    /// As for [`publish`](Self::publish).
-    pub fn withdraw(&self, guard: &CommitGuard<'_>) -> Result<BatchRecord> {
-        withdraw(&mut write_lock(&self.image).0, guard.batch())
+    /// As for [`publish`](Self::publish); `InvalidInput` if the batch is neither prepared nor open.
+    pub fn roll_back(&self, guard: &CommitGuard<'_>, marker: &str) -> Result<BatchRecord> {
+        roll_back(&mut write_lock(&self.image).0, guard.batch(), marker)
     }
 
     /// Marks a batch as submitted: it is to be committed before the image is used the next time.
@@ -404,15 +407,6 @@ impl Primary {
     pub fn batch(&self, number: u64) -> Result<BatchRecord> {
         let found = read_lock(&self.image).0.batch(number)?;
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, "find batch", number.to_string()))
-    }
-
-    /// Returns the record of a batch that can be committed: an open, submitted or refused one.
-    ///
-    /// # Errors
-    /// `NotFound` if there is no such batch; `Busy` if it is prepared; `InvalidInput` if it has
-    /// ended, or if it is a part.
-    pub fn open_batch(&self, number: u64) -> Result<BatchRecord> {
-        open_batch(&read_lock(&self.image).0, number)
     }
 
     /// Returns the records of all batches, in the order in which they began.

@@ -5,7 +5,7 @@ use quell_vfs::{Kind, NAME_BYTES_MAX, NewEntry, Rename};
 use quell_wire::Failure;
 use serde::{Deserialize, Serialize};
 
-use crate::batch::{BatchCaller, BatchRecord, BatchSummary, Conflict};
+use crate::batch::{BatchCaller, BatchRecord, BatchSummary, Conflict, Marker};
 use crate::change::{DataChange, InodeChange};
 use crate::entry::{Content, INLINE_BYTES_MAX, Inode, Timestamp};
 use crate::names::{FoundNode, NewNode, Place, Removed, Renamed};
@@ -22,6 +22,10 @@ const TARGET_BYTES_MAX: usize = 4095;
 const BATCH_NAME_BYTES_MAX: usize = 255;
 /// The largest length of the name of an auxiliary server, in bytes.
 const AUXILIARY_NAME_BYTES_MAX: usize = 255;
+/// The largest length of the location of a store of blobs, in bytes.
+const LOCATION_BYTES_MAX: usize = 8192;
+/// The largest length of the name of a blob, in bytes.
+const BLOB_NAME_BYTES_MAX: usize = 4096;
 /// The largest number of supplementary groups of a process on Linux.
 const GROUPS_MAX: usize = 65_536;
 
@@ -55,6 +59,9 @@ pub enum Request {
     NextVerification { name: String },
     Verdict { verification: u64, result: VerificationResult },
     AuxiliaryServers,
+    Prepare { batch: u64, marker: Marker },
+    Publish { batch: u64, marker: String },
+    RollBack { batch: u64, marker: String },
 }
 
 /// The end of a verification by an auxiliary server.
@@ -222,6 +229,12 @@ impl Request {
             | Request::Join { name, caller, .. } => {
                 name.len() <= BATCH_NAME_BYTES_MAX && caller.groups.len() <= GROUPS_MAX
             }
+            Request::Prepare { marker, .. } => {
+                marker.location.len() <= LOCATION_BYTES_MAX && marker.blob.len() <= BLOB_NAME_BYTES_MAX
+            }
+            Request::Publish { marker, .. } | Request::RollBack { marker, .. } => {
+                marker.len() <= BLOB_NAME_BYTES_MAX
+            }
             Request::NextVerification { name } => name.len() <= AUXILIARY_NAME_BYTES_MAX,
             Request::Verdict { result, .. } => match result {
                 VerificationResult::Verified(verdict) => verdict.0.len() <= VERDICT_BYTES_MAX,
@@ -257,7 +270,10 @@ impl Request {
             | Request::Join { .. }
             | Request::NextVerification { .. }
             | Request::Verdict { .. }
-            | Request::AuxiliaryServers => {}
+            | Request::AuxiliaryServers
+            | Request::Prepare { .. }
+            | Request::Publish { .. }
+            | Request::RollBack { .. } => {}
         }
     }
 
@@ -277,7 +293,10 @@ impl Request {
             | Request::Counters
             | Request::Snapshots { .. }
             | Request::Submit { .. }
-            | Request::AuxiliaryServers => true,
+            | Request::AuxiliaryServers
+            | Request::Prepare { .. }
+            | Request::Publish { .. }
+            | Request::RollBack { .. } => true,
             Request::Create { .. }
             | Request::Link { .. }
             | Request::Remove { .. }

@@ -330,7 +330,7 @@ impl Blobs {
     }
 
     /// Returns whether a transaction is committed, and makes it impossible otherwise.
-    fn settle(&mut self, marker: &Marker) -> bool {
+    fn resolve(&mut self, marker: &Marker) -> bool {
         *self.markers.entry(marker.blob.clone()).or_insert(false)
     }
 
@@ -361,7 +361,7 @@ struct Case {
     /// The number of batches that were prepared before a crash, and published or opened again
     /// after it.
     published: u64,
-    withdrawn: u64,
+    rolled_back: u64,
 }
 
 /// The end of a process.
@@ -393,7 +393,7 @@ impl Case {
             without: 0,
             blobs: Blobs::default(),
             published: 0,
-            withdrawn: 0,
+            rolled_back: 0,
         }
     }
 
@@ -569,11 +569,11 @@ impl Case {
         assert!(matches!(record.state, BatchState::Prepared(_)), "{record:?}");
         assert_eq!(tree(&*primary.name_space()), tree_of(&self.model), "{}", self.name);
         if self.random.one_in(4) {
-            primary.withdraw(&guard)?;
+            primary.roll_back(&guard, &marker.blob)?;
             return Ok(false);
         }
         self.blobs.commit(&marker, crash)?;
-        primary.publish(&guard)?;
+        primary.publish(&guard, &marker.blob)?;
         Ok(true)
     }
 
@@ -649,9 +649,9 @@ impl Case {
                 let pending = pending.expect("a batch that was not acknowledged");
                 assert_eq!(pending.marker.as_ref(), Some(&prepared.marker), "{name}");
                 let guard = primary.lock_commit(record.number);
-                match self.blobs.settle(&prepared.marker) {
+                match self.blobs.resolve(&prepared.marker) {
                     true => {
-                        primary.publish(&guard).unwrap();
+                        primary.publish(&guard, &prepared.marker.blob).unwrap();
                         assert_eq!(tree(&*master), tree_of(&pending.model), "{name}");
                         self.model = pending.model.clone();
                         assert!(self.blobs.has_taken_effect(pending.marker.as_ref()), "{name}");
@@ -659,8 +659,8 @@ impl Case {
                         continue;
                     }
                     false => {
-                        record = primary.withdraw(&guard).unwrap();
-                        self.withdrawn += 1;
+                        record = primary.roll_back(&guard, &prepared.marker.blob).unwrap();
+                        self.rolled_back += 1;
                     }
                 }
             }
@@ -726,7 +726,7 @@ impl Case {
 fn after_a_crash_the_store_is_whole_and_nothing_acknowledged_is_lost() {
     let (mut before, mut resumed, mut submitted, mut in_parts) = (0, 0, 0, 0);
     let (mut verified, mut without) = (0, 0);
-    let (mut published, mut withdrawn) = (0, 0);
+    let (mut published, mut rolled_back) = (0, 0);
     for seed in 0..cases() {
         let mut case = Case::new(seed);
         for _ in 0..3 {
@@ -742,7 +742,7 @@ fn after_a_crash_the_store_is_whole_and_nothing_acknowledged_is_lost() {
         verified += case.verified;
         without += case.without;
         published += case.published;
-        withdrawn += case.withdrawn;
+        rolled_back += case.rolled_back;
     }
     // The crashes happen in all parts of a commit.
     assert!(before > 0 && resumed > 10, "{before} committed before the crash, {resumed} resumed");
@@ -751,7 +751,162 @@ fn after_a_crash_the_store_is_whole_and_nothing_acknowledged_is_lost() {
     assert!(verified > 50, "{verified} verified by auxiliary servers");
     assert!(without > 10, "{without} committed after an auxiliary server had ended");
     assert!(
-        published > 3 && withdrawn > 3,
-        "{published} prepared batches were published after the crash, {withdrawn} were opened again"
+        published > 3 && rolled_back > 3,
+        "{published} prepared batches were published after the crash, {rolled_back} were opened again"
     );
+}
+
+/// A request of a client that commits a batch with a transaction of blobs.
+#[derive(Debug, Clone)]
+enum Step {
+    Prepare(Marker),
+    Publish(Marker),
+    RollBack(Marker),
+}
+
+/// A batch that clients commit through servers, each of which ends at a call of its storage.
+struct ServedCommit {
+    case: Case,
+    batch: u64,
+    certified: Certified,
+    /// The requests that were sent. Copies of them can arrive later.
+    sent: Vec<Step>,
+    /// The number of ends of a server.
+    ends: u64,
+}
+
+impl ServedCommit {
+    /// Executes a request once. `None` if the server has ended: a next one opens the store, with or
+    /// without a power failure before.
+    fn execute(&mut self, step: &Step, calls: u64) -> Option<Result<BatchState>> {
+        let crash = Crash::after(calls);
+        let (keys, image) = (Keys::new(self.case.state.clone(), &crash), self.case.files("image", &crash));
+        let primary = Primary::open(keys.clone(), image.clone()).unwrap();
+        let guard = primary.lock_commit(self.batch);
+        let changes = |number, visit: &mut quell_batch_service::SubmittedVisitor<'_>| {
+            let (_, certificate, files) = of_number(&self.certified, number);
+            visit(certificate, &**files)
+        };
+        let result = match step {
+            Step::Prepare(marker) => primary.prepare_by(&NoAuxiliary, &guard, &changes, marker),
+            Step::Publish(marker) => primary.publish(&guard, &marker.blob),
+            Step::RollBack(marker) => primary.roll_back(&guard, &marker.blob),
+        };
+        drop(guard);
+        drop(primary);
+        let has_ended = matches!(&result, Err(error) if error.kind == ErrorKind::Os(5));
+        // A server can also end after it has executed the request, before it sends the reply.
+        let is_lost = has_ended || self.case.random.one_in(4);
+        let is_power_failure = is_lost && self.case.random.one_in(2);
+        if is_power_failure {
+            image.fail_power(&mut self.case.random);
+        }
+        self.case.state = keys.after(is_power_failure.then_some(&mut self.case.random));
+        self.ends += u64::from(is_lost);
+        (!is_lost).then(|| result.map(|record| record.state))
+    }
+
+    /// Sends a request until there is a reply. Copies of earlier requests arrive meanwhile.
+    fn send(&mut self, step: Step) -> Result<BatchState> {
+        loop {
+            self.sent.push(step.clone());
+            if self.case.random.one_in(3) {
+                let late = self.case.random.pick(&self.sent).clone();
+                // The client does not get this reply.
+                let _ = self.execute(&late, u64::MAX);
+            }
+            let calls = if self.case.random.one_in(2) { u64::MAX } else { self.case.random.below(30) as u64 };
+            if let Some(result) = self.execute(&step, calls) {
+                return result;
+            }
+        }
+    }
+
+    fn state(&self) -> BatchState {
+        let crash = Crash::after(u64::MAX);
+        let (keys, image) = (Keys::new(self.case.state.clone(), &crash), self.case.files("image", &crash));
+        Primary::open(keys, image).unwrap().batch(self.batch).unwrap().state
+    }
+
+    /// A client commits the batch. It can end after each step.
+    fn commit(&mut self, number: u64) {
+        let marker = Marker { location: "dir:/blobs".into(), blob: format!("{number}") };
+        // If a late request of an earlier client has prepared the batch, this one is refused.
+        let Ok(BatchState::Prepared(prepared)) = self.send(Step::Prepare(marker.clone())) else { return };
+        assert_eq!(prepared.marker, marker);
+        if self.case.random.one_in(5) {
+            return;
+        }
+        let is_refused = self.case.random.one_in(3);
+        if !is_refused {
+            self.case.blobs.commit(&marker, &Crash::after(u64::MAX)).unwrap();
+        }
+        if self.case.random.one_in(5) {
+            return;
+        }
+        if is_refused {
+            let _ = self.send(Step::RollBack(marker));
+        } else {
+            let published = self.send(Step::Publish(marker));
+            assert!(matches!(published, Ok(BatchState::Committed { .. })), "{published:?}");
+        }
+    }
+
+    /// A client ends a prepared batch by its marker.
+    fn resolve(&mut self) {
+        while let BatchState::Prepared(prepared) = self.state() {
+            let marker = prepared.marker.clone();
+            let is_committed = self.case.blobs.resolve(&marker);
+            // A late copy of `Prepare` can prepare the batch again.
+            let _ = self.send(if is_committed { Step::Publish(marker) } else { Step::RollBack(marker) });
+        }
+    }
+}
+
+#[test]
+fn clients_and_servers_that_end_during_a_commit_with_blobs_leave_both_or_neither() {
+    let (mut ends, mut committed, mut open) = (0, 0, 0);
+    for seed in 0..cases() {
+        let mut case = Case::new(seed);
+        let crash = Crash::after(u64::MAX);
+        let (keys, image) = (Keys::new(case.state.clone(), &crash), case.files("image", &crash));
+        let primary = Primary::open(keys.clone(), image).unwrap();
+        let caller = BatchCaller { uid: FILE.uid, gid: FILE.gid, groups: Vec::new() };
+        let new = NewBatch { name: "job".into(), caller, subtree: ROOT, is_atomic: false };
+        let record = primary.begin(new).unwrap();
+        let files = case.files("batch", &crash);
+        let operations: Vec<Operation> = (0..10).map(|_| operation(&mut case.random)).collect();
+        let model = after(&case.model, &operations);
+        let names = RwLock::new(primary.private(&record, files.clone(), 1 << 20).unwrap());
+        for operation in &operations {
+            let _ = operation.run(&names);
+        }
+        let names = names.into_inner().unwrap();
+        let certificate = names.0.submit(primary.store_number(), &record, &*files, proof_form(), 0).unwrap();
+        drop((names, primary));
+        case.state = keys.after(None);
+        let certified = vec![(record.number, certificate, files)];
+        let mut commit = ServedCommit { case, batch: record.number, certified, sent: Vec::new(), ends: 0 };
+        for number in 0..4 {
+            if matches!(commit.state(), BatchState::Committed { .. }) {
+                break;
+            }
+            commit.commit(number);
+            commit.resolve();
+        }
+        let state = commit.state();
+        let is_committed = matches!(state, BatchState::Committed { .. });
+        assert!(is_committed || state == BatchState::Open, "seed {seed}: {state:?}");
+        assert_eq!(commit.case.blobs.effects.len(), usize::from(is_committed), "seed {seed}");
+        let keys = Keys::new(commit.case.state.clone(), &crash);
+        let image = commit.case.files("image", &crash);
+        commit.case.check_whole(&keys, &image);
+        let expected = if is_committed { &model } else { &commit.case.model };
+        let primary = Primary::open(keys, image).unwrap();
+        assert_eq!(tree(&*primary.name_space()), tree_of(expected), "seed {seed}");
+        ends += commit.ends;
+        committed += u64::from(is_committed);
+        open += u64::from(!is_committed);
+    }
+    assert!(ends > 100 && committed > 20 && open > 0, "{ends} ends, {committed} committed, {open} open");
 }

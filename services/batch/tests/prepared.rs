@@ -34,12 +34,12 @@ fn prepare(fixture: &Fixture, batch: &Open, blob: &str) -> Result<BatchRecord> {
     fixture.primary.prepare_by(&NoAuxiliary, &guard, &changes, &marker(blob))
 }
 
-fn publish(fixture: &Fixture, batch: &Open) -> Result<BatchRecord> {
-    fixture.primary.publish(&fixture.primary.lock_commit(batch.record.number))
+fn publish(fixture: &Fixture, batch: &Open, blob: &str) -> Result<BatchRecord> {
+    fixture.primary.publish(&fixture.primary.lock_commit(batch.record.number), blob)
 }
 
-fn withdraw(fixture: &Fixture, batch: &Open) -> Result<BatchRecord> {
-    fixture.primary.withdraw(&fixture.primary.lock_commit(batch.record.number))
+fn roll_back(fixture: &Fixture, batch: &Open, blob: &str) -> Result<BatchRecord> {
+    fixture.primary.roll_back(&fixture.primary.lock_commit(batch.record.number), blob)
 }
 
 fn assert_busy<T: std::fmt::Debug>(result: Result<T, Error>, reason: &str) {
@@ -80,31 +80,39 @@ fn a_prepared_batch_is_invisible_and_reserves_its_directories_until_it_is_publis
         assert_eq!(tree(&*master), before, "{name}");
     }
     make_file(&*master, other, "free");
-    publish(&fixture, &batch).unwrap();
+    assert_busy(publish(&fixture, &batch, "two"), "prepared by another commit");
+    publish(&fixture, &batch, "one").unwrap();
     assert_eq!(
         tree(&*master),
         ["/ 755 4", "/other/ 755 2", "/other/free 644 1 ", "/run/ 755 2", "/run/new 644 1 "]
     );
     make_file(&*master, run, "later");
-    assert_eq!(publish(&fixture, &batch).unwrap_err().kind, ErrorKind::InvalidInput);
+    // A repeated request has the same result.
+    assert!(matches!(publish(&fixture, &batch, "one").unwrap().state, BatchState::Committed { .. }));
+    assert_eq!(roll_back(&fixture, &batch, "one").unwrap_err().kind, ErrorKind::InvalidInput);
     fixture.check("after the commit");
 }
 
 #[test]
-fn a_withdrawn_batch_is_open_and_can_be_prepared_again() {
+fn a_batch_that_was_rolled_back_is_open_and_can_be_prepared_again() {
     let fixture = Fixture::new();
     let master = fixture.master();
     let batch = fixture.begin();
     make_file(&batch.names, ROOT, "new");
-    assert_eq!(withdraw(&fixture, &batch).unwrap_err().kind, ErrorKind::InvalidInput);
-    prepare(&fixture, &batch, "one").unwrap();
-    assert_eq!(withdraw(&fixture, &batch).unwrap().state, BatchState::Open);
+    assert_eq!(publish(&fixture, &batch, "one").unwrap_err().kind, ErrorKind::InvalidInput);
+    let first = prepare(&fixture, &batch, "one").unwrap();
+    assert_eq!(prepare(&fixture, &batch, "one").unwrap(), first, "a repeated request has the same result");
+    for _ in 0..2 {
+        assert_eq!(roll_back(&fixture, &batch, "one").unwrap().state, BatchState::Open);
+    }
     // The directory is free again, also for a name that is then in conflict.
     make_file(&*master, ROOT, "new");
     assert_busy(prepare(&fixture, &batch, "two"), "1 conflicts");
     master.remove(ROOT, b"new", LATER).unwrap();
     prepare(&fixture, &batch, "three").unwrap();
-    publish(&fixture, &batch).unwrap();
+    // A request of an earlier attempt that arrives late changes nothing.
+    assert_busy(roll_back(&fixture, &batch, "one"), "prepared by another commit");
+    publish(&fixture, &batch, "three").unwrap();
     assert_eq!(tree(&*master), ["/ 755 2", "/new 644 1 "]);
     fixture.check("after the commit");
 }
@@ -136,7 +144,7 @@ fn prepared_batches_are_published_in_any_order() {
         fixture.commit(&batches[2]).unwrap();
         let order = if is_reversed { [1, 0] } else { [0, 1] };
         for at in order {
-            publish(&fixture, &batches[at]).unwrap();
+            publish(&fixture, &batches[at], ["a", "b"][at]).unwrap();
         }
         assert_eq!(tree(&*master).iter().filter(|line| line.contains("/file")).count(), 3);
         fixture.check("after the commits");
@@ -168,7 +176,7 @@ fn the_reservation_and_the_tables_are_there_after_the_store_is_opened_again() {
         for number in primary.unused_tables().unwrap() {
             files.remove(number).unwrap();
         }
-        let published = primary.publish(&primary.lock_commit(number)).unwrap();
+        let published = primary.publish(&primary.lock_commit(number), "one").unwrap();
         assert!(matches!(published.state, BatchState::Committed { entries: 1, .. }), "{published:?}");
         assert_eq!(tree(&*master), ["/ 755 2", "/new 644 1 "]);
         make_file(&*master, ROOT, "mine");
