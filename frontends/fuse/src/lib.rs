@@ -100,7 +100,6 @@ mod serve;
 mod session;
 mod session_state;
 mod signals;
-mod workers;
 
 pub use counters::{Counters, Snapshot};
 pub use in_flight::{RequestInFlight, RequestsInFlight};

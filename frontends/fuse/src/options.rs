@@ -41,8 +41,8 @@ pub struct Options {
     /// Worker threads, at least 1. A request occupies a thread until the file system has answered
     /// it, so this is also the number of opens and reads that can wait for slow storage at the same
     /// time. A single thread answers a single client of a fast file system sooner (reads by a
-    /// tenth, opens by a third), but a slow request then delays all others. Only a few threads wait
-    /// for requests; the others are used when these are busy.
+    /// tenth, opens by a third), but a slow request then delays all others. Between 4 and 16 no
+    /// difference was measured.
     pub threads: usize,
     /// Avoid the round trip for each `open(2)`, which then takes a quarter of the time or less. The
     /// kernel opens files by itself, and the server opens a file at the first read that the

@@ -115,7 +115,7 @@ impl Filesystem for Frontend {
     /// FORGETs.
     fn forget(&self, _: &Request, ino: INodeNo, references: u64) {
         if let (Some(tree), false) = (self.fs.writable(), ino == INodeNo::ROOT) {
-            let _worker = self.enter("forget", ino).part_of_batch();
+            let _worker = self.enter("forget", ino);
             self.lifetimes.forgotten(node(ino));
             tree.forget(node(ino), references);
             self.lifetimes.returned(references);

@@ -52,14 +52,13 @@ impl Session {
         location: MountLocation,
     ) -> Result<Session> {
         let counters = Arc::new(Counters::new(fs.writable().is_some()));
-        let threads = options.threads.max(1);
-        let state = Arc::new(SessionState::new(threads, location.abort_file()));
+        let state = Arc::new(SessionState::new(location.abort_file()));
         let in_flight = RequestsInFlight { table: Arc::clone(&state.in_flight), fs: Arc::downgrade(&fs) };
         let frontend = Frontend::new(fs, options, Arc::clone(&counters), Arc::clone(&state));
         let writable_files = Arc::clone(&frontend.writable_files);
         let kernel_cache = frontend.fs.writable().map(|_| KernelCache(Arc::clone(&frontend.lifetimes)));
         let mut config = fuser::Config::default();
-        config.n_threads = Some(threads);
+        config.n_threads = Some(options.threads.max(1));
         // The kernel has already decided which users may send requests (allow_other).
         let workers = fuser::Session::from_fd(frontend, device, SessionACL::All, config)
             .map_err(|cause| Error::from_io(cause, "start the FUSE protocol on", "/dev/fuse"))?;

@@ -13,7 +13,6 @@ use quell_vfs::{Error, ErrorKind, NodeId, Result, errno};
 use tracing::span::EnteredSpan;
 
 use crate::in_flight::{Entered, InFlight};
-use crate::workers::{BusyWorker, Workers};
 
 #[derive(Debug, Clone)]
 pub(crate) enum SessionEnd {
@@ -29,7 +28,6 @@ pub(crate) struct SessionState {
     outcome: Mutex<Option<SessionEnd>>,
     changed: Condvar,
     pub(crate) in_flight: Arc<InFlight>,
-    workers: Workers,
     /// The file that aborts the connection, if the system has it. It is opened while the connection
     /// exists, because the kernel gives the number of the connection to another connection after
     /// the mount is gone.
@@ -37,14 +35,12 @@ pub(crate) struct SessionState {
 }
 
 impl SessionState {
-    /// Returns the state of a session with a number of workers.
-    pub(crate) fn new(workers: usize, abort: Option<File>) -> SessionState {
+    pub(crate) fn new(abort: Option<File>) -> SessionState {
         SessionState {
             over: AtomicBool::new(false),
             outcome: Mutex::default(),
             changed: Condvar::new(),
             in_flight: Arc::default(),
-            workers: Workers::new(workers),
             abort,
         }
     }
@@ -55,10 +51,9 @@ impl SessionState {
         if self.over.load(Ordering::Relaxed) {
             resume_unwind(Box::new("the session is over"));
         }
-        let busy = self.workers.begin();
         let in_flight = self.in_flight.start(operation, node);
         let span = tracing::debug_span!("request", operation, node = node.0).entered();
-        RequestGuard { state: self, _span: span, _in_flight: in_flight, busy }
+        RequestGuard { state: self, _span: span, _in_flight: in_flight }
     }
 
     pub(crate) fn finish(&self, ran: io::Result<()>) {
@@ -108,16 +103,6 @@ pub(crate) struct RequestGuard<'a> {
     state: &'a SessionState,
     _span: EnteredSpan,
     _in_flight: Entered,
-    /// Dropped last, because the worker may pause then.
-    busy: BusyWorker<'a>,
-}
-
-impl RequestGuard<'_> {
-    /// Marks one of several parts of a request. The worker has the other parts to do.
-    pub(crate) fn part_of_batch(mut self) -> Self {
-        self.busy.continue_at_once();
-        self
-    }
 }
 
 impl Drop for RequestGuard<'_> {
@@ -137,7 +122,7 @@ mod tests {
     fn a_session_that_is_stopped_aborts_the_connection_that_it_had_at_its_start() {
         let temp = tempfile::tempdir().unwrap();
         let (path, own) = (temp.path().join("abort"), temp.path().join("own"));
-        let state = SessionState::new(1, Some(File::create(&path).unwrap()));
+        let state = SessionState::new(Some(File::create(&path).unwrap()));
         std::fs::rename(&path, &own).unwrap();
         std::fs::write(&path, "").unwrap(); // the file of another connection with the same number
         state.end(SessionEnd::Stopped);
@@ -149,7 +134,7 @@ mod tests {
     fn a_session_whose_mount_is_gone_aborts_nothing() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("abort");
-        let state = SessionState::new(1, Some(File::create(&path).unwrap()));
+        let state = SessionState::new(Some(File::create(&path).unwrap()));
         state.end(SessionEnd::Unmounted);
         assert_eq!(std::fs::read_to_string(path).unwrap(), "");
     }
