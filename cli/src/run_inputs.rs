@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use quell_supervisor::{
-    BootPlan, CheckMode, JobCheck, JobInput, JobInputs, JobMeetingPoint, JobPlan, Plan, PlanSource,
+    BootPlan, CheckMode, JobCheck, JobInput, JobInputs, JobPlan, MeetingPoint, Plan, PlanSource,
     RecordingPlan, SharedBlocksPlan, Target, TreePlan, Waiting, current_job, is_first_notice, job_inputs,
     runtime_directory, state_directory,
 };
@@ -123,9 +123,9 @@ fn job_plan(args: &RunArgs, job: &str, quiet: bool) -> Result<Plan, Failure> {
     let files = args.index.iter().chain(&args.boot.boot).map(absolute);
     let process = std::env::var(MEETING_VARIABLE).ok().filter(|text| !text.is_empty());
     let meeting = match (&args.job.job_dir, process) {
-        (Some(directory), _) => JobMeetingPoint::Directory(absolute(directory)?),
-        (None, Some(text)) => JobMeetingPoint::Process(text),
-        (None, None) => JobMeetingPoint::Directory(state_directory().ok_or_else(|| {
+        (Some(directory), _) => MeetingPoint::Directory(absolute(directory)?),
+        (None, Some(text)) => MeetingPoint::Process(text),
+        (None, None) => MeetingPoint::Directory(state_directory().ok_or_else(|| {
             Failure::cannot("the state directory cannot be used: name another with --job-dir DIR")
         })?),
     };

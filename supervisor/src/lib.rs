@@ -71,13 +71,13 @@ pub use protocol::answer::RecordingResult;
 pub use protocol::job_files::JobInput;
 pub use protocol::plan::{
     BatchMode, BatchPlan, BlobPlan, BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, ImagePlan,
-    JobCheck, JobMeetingPoint, JobPlan, KernelCaching, LocksMode, LogPlan, NewFiles, Plan, PlanSource,
-    PoolPlan, RecordingPlan, SampleResult, SharedBlocksPlan, Target, TreePlan, TreesPlan, ViewChoice, Writes,
+    JobCheck, JobPlan, KernelCaching, LocksMode, LogPlan, NewFiles, Plan, PlanSource, PoolPlan,
+    RecordingPlan, SampleResult, SharedBlocksPlan, Target, TreePlan, TreesPlan, ViewChoice, Writes,
 };
 pub use protocol::report::{
     BatchReport, BlobReport, HolderReport, JobNodeReport, JobReport, LogReport, PoolReport, TreeReport,
 };
-pub use quell_job::{MeetingServer, SharedBlocksStatus};
+pub use quell_job::{MeetingPoint, MeetingServer, SharedBlocksStatus};
 pub use record::files::{FileSelection, SelectedFiles};
 pub use record::image::waiting_for_recording;
 pub use record::output_copy::OutputCopy;

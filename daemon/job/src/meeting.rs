@@ -22,6 +22,7 @@ use quell_wire::job::{Reply, Request};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::calls::{OtherNode, printable};
@@ -82,7 +83,7 @@ pub fn new_key() -> Result<[u8; 32]> {
 }
 
 /// The meeting point: the directory or the process that has the links of jobs.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MeetingPoint {
     /// A directory that all nodes share.
     Directory(PathBuf),

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use quell_index::Sampler;
-use quell_job::{CompleteFile, Environment, JobNode, JobSettings, MeetingPoint, OpenedFile, OwnLink};
+use quell_job::{CompleteFile, Environment, JobNode, JobSettings, OpenedFile, OwnLink};
 use quell_mount_spec::{Ownership, TrustedUse};
 use quell_posix::{Dir, PosixDir};
 use quell_threads::lock;
@@ -32,7 +32,7 @@ use crate::holder::signals::Signals;
 use crate::id_map::{IdMap, UNMAPPED};
 use crate::inputs::{InputFile, Origin, root_of};
 use crate::protocol::job_files::{FileInMemory, FilesInMemory, JobInput};
-use crate::protocol::plan::{JobCheck, JobMeetingPoint, JobPlan, SampleResult};
+use crate::protocol::plan::{JobCheck, JobPlan, SampleResult};
 use crate::protocol::report::{HolderReport, JobNodeReport, JobReport};
 use crate::resources::check_available;
 use crate::socket::lock::blocks_socket_path;
@@ -66,10 +66,7 @@ impl JobFiles {
     pub fn create(context: &HolderContext, plan: &JobPlan) -> Result<JobFiles, Failure> {
         let settings = JobSettings {
             job: plan.job.clone(),
-            meeting: match &plan.meeting {
-                JobMeetingPoint::Directory(directory) => MeetingPoint::Directory(directory.clone()),
-                JobMeetingPoint::Process(text) => MeetingPoint::Process(text.clone()),
-            },
+            meeting: plan.meeting.clone(),
             files: plan.files.clone(),
             name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             interface: plan.interface.clone(),

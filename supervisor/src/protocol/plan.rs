@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use quell_batch::ProofForm;
 use quell_boot::{BLOCK_BYTES, BLOCKS_MAX};
 use quell_index::OnChange;
+use quell_job::MeetingPoint;
 use quell_mount_spec::{DiskFormat, IndexMode, Trusted};
 use serde::{Deserialize, Serialize};
 
@@ -169,32 +170,13 @@ pub struct SampleResult {
     pub stale: Option<StaleReport>,
 }
 
-/// The meeting point, at which the nodes of a job find one another.
-#[derive(Clone, Serialize, Deserialize)]
-pub enum JobMeetingPoint {
-    /// A directory that the nodes share.
-    Directory(PathBuf),
-    /// The process of `quell job run`: the text that it passes to the nodes in the environment.
-    Process(String),
-}
-
-impl std::fmt::Debug for JobMeetingPoint {
-    /// Omits the text of a process, which contains a key.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            JobMeetingPoint::Directory(directory) => f.debug_tuple("Directory").field(directory).finish(),
-            JobMeetingPoint::Process(_) => f.debug_tuple("Process").finish_non_exhaustive(),
-        }
-    }
-}
-
 /// Files that the nodes of a job read once.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct JobPlan {
     /// The identifier of the job.
     pub job: String,
     /// The meeting point.
-    pub meeting: JobMeetingPoint,
+    pub meeting: MeetingPoint,
     /// The files, by absolute path.
     pub files: Vec<PathBuf>,
     /// The directory of the tree, if it is not the directory that the index names.
