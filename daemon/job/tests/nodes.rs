@@ -497,19 +497,20 @@ fn a_node_whose_parent_ends_receives_the_rest_from_an_ancestor() {
     reader.end(Duration::ZERO, || true);
 }
 
+/// Functions that return a wrong reply to a request for a block with these bytes.
+const WRONG_REPLIES: [fn(&[u8]) -> Vec<u8>; 4] = [
+    // The checksum belongs to other bytes.
+    |right| encode(&Reply::Block { checksum: block_checksum(right) ^ 1, bytes: right }),
+    // The right checksum of a block that is too short.
+    |right| encode(&Reply::Block { checksum: block_checksum(&right[1..]), bytes: &right[1..] }),
+    |_| encode(&Reply::Noted),
+    |_| vec![0xff; 9],
+];
+
 #[test]
 fn damaged_blocks_are_refused_and_reported_and_an_ancestor_sends_the_right_ones() {
     let job = Job::new(5);
-    type Damage = fn(&[u8]) -> Vec<u8>;
-    let damages: [Damage; 4] = [
-        // The checksum belongs to other bytes.
-        |right| encode(&Reply::Block { checksum: block_checksum(right) ^ 1, bytes: right }),
-        // The right checksum of a block that is too short.
-        |right| encode(&Reply::Block { checksum: block_checksum(&right[1..]), bytes: &right[1..] }),
-        |_| encode(&Reply::Noted),
-        |_| vec![0xff; 9],
-    ];
-    for damage in damages {
+    for damage in WRONG_REPLIES {
         let (file, bytes) = (attributes(&job), job.bytes[..BLOCK_BYTES].to_vec());
         let (node, process) = start_with_fake_parent(&job, move |request| match request {
             Request::Files => Some(encode(&Reply::Files(vec![FileState::Open(file.clone())]))),

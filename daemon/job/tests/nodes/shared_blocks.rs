@@ -343,14 +343,7 @@ impl WithFakeParent {
 
 #[test]
 fn wrong_blocks_are_not_used() {
-    type Damage = fn(&[u8]) -> Vec<u8>;
-    let damages: [Damage; 4] = [
-        |right| encode(&Reply::Block { checksum: block_checksum(right) ^ 1, bytes: right }),
-        |right| encode(&Reply::Block { checksum: block_checksum(&right[1..]), bytes: &right[1..] }),
-        |_| encode(&Reply::Noted),
-        |_| vec![0xff; 9],
-    ];
-    for damage in damages {
+    for damage in WRONG_REPLIES {
         let job = Job::new(1);
         let tree = Arc::new(Tree::new(&job, 2));
         let shared = tree.bytes[..BLOCK_BYTES].to_vec();
