@@ -108,8 +108,7 @@ impl OperationBlock {
 
     /// Ends the block and appends it to `into`.
     pub(super) fn finish(&mut self, into: &mut Vec<u8>) {
-        self.columns.encode(into);
-        self.columns.clear();
+        self.columns.finish(into);
         (self.last_number, self.last_created, self.entries_bytes) = (0, first_reference(), 0);
     }
 

@@ -35,7 +35,7 @@ pub(super) struct Columns<B> {
 }
 
 impl<B> Columns<B> {
-    fn as_array(&self) -> [&B; COUNT] {
+    fn as_mut_array(&mut self) -> [&mut B; COUNT] {
         let Columns {
             operations,
             directories,
@@ -68,32 +68,16 @@ impl<B> Columns<B> {
 }
 
 impl Columns<Vec<u8>> {
-    /// Appends the lengths of the columns, and then the columns, to `into`.
-    pub(super) fn encode(&self, into: &mut Vec<u8>) {
-        for column in self.as_array() {
+    /// Appends the lengths of the columns, and then the columns, to `into`. Afterwards the columns
+    /// are empty, and keep their memory.
+    pub(super) fn finish(&mut self, into: &mut Vec<u8>) {
+        let columns = self.as_mut_array();
+        for column in &columns {
             put(into, &(column.len() as u64));
         }
-        for column in self.as_array() {
-            into.extend_from_slice(column);
+        for column in columns {
+            into.append(column);
         }
-    }
-
-    /// Removes the bytes of all columns, and keeps their memory.
-    pub(super) fn clear(&mut self) {
-        let Columns {
-            operations,
-            directories,
-            lengths,
-            names,
-            inodes,
-            attributes,
-            seconds,
-            nanoseconds,
-            contents,
-        } = self;
-        let columns =
-            [operations, directories, lengths, names, inodes, attributes, seconds, nanoseconds, contents];
-        columns.into_iter().for_each(Vec::clear);
     }
 }
 
@@ -119,8 +103,8 @@ impl<'a> Columns<&'a [u8]> {
     }
 
     /// Returns whether all columns were read to their ends.
-    pub(super) fn are_empty(&self) -> bool {
-        self.as_array().iter().all(|column| column.is_empty())
+    pub(super) fn are_empty(&mut self) -> bool {
+        self.as_mut_array().iter().all(|column| column.is_empty())
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::fs::File;
 
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::Result;
 
 use super::block::OperationBlock;
 use super::format::{ENTRIES_BYTES, HEADER};
 use crate::files::TableFiles;
-use crate::table::{BLOCK_BYTES_MAX, BlockFile, KEY_BYTES_MAX, TableSummary};
+use crate::table::{BlockFile, TableSummary};
 
 /// A file of the log that is being written.
 #[derive(Debug)]
@@ -31,15 +31,11 @@ impl OperationsWriter {
     /// `InvalidInput` if the key is not greater than the last one, or if the key or the value is
     /// too long; the errors of write(2).
     pub fn add(&mut self, key: &[u8], value: &[u8], before: Option<&[u8]>) -> Result<()> {
-        let ascends = self.file.entries() == 0 || key > self.block.last_key();
-        if !ascends || key.len() > KEY_BYTES_MAX || value.len() > BLOCK_BYTES_MAX / 2 {
-            return Err(Error::new(ErrorKind::InvalidInput, "add to a log", key));
-        }
+        self.file.count("add to a log", self.block.last_key(), key, value)?;
         let bytes = self.block.entries_bytes();
         if bytes > 0 && bytes + key.len() + value.len() > ENTRIES_BYTES {
             self.end_block()?;
         }
-        self.file.count(key);
         self.block.add(key, value, before)
     }
 

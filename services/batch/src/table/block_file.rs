@@ -4,10 +4,10 @@
 use std::fs::File;
 use std::io::Write;
 
-use quell_vfs::{Error, Result};
+use quell_vfs::{Error, ErrorKind, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::block::{BLOCK_BYTES_MAX, compress};
+use super::block::{BLOCK_BYTES_MAX, KEY_BYTES_MAX, compress};
 use super::footer::{BlockInfo, Footer, HEADER_BYTES};
 use crate::files::TableFiles;
 
@@ -53,17 +53,27 @@ impl BlockFile {
         BlockFile { file, buffer, written_bytes: 0, footer }
     }
 
-    /// Counts an entry of the next block.
-    pub(crate) fn count(&mut self, key: &[u8]) {
+    /// Checks and counts an entry of the next block. `operation` is that of the error.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the key is not greater than the last one, or if the key or the value is
+    /// too long.
+    pub(crate) fn count(
+        &mut self,
+        operation: &'static str,
+        last_key: &[u8],
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<()> {
+        let ascends = self.footer.entries == 0 || key > last_key;
+        if !ascends || key.len() > KEY_BYTES_MAX || value.len() > BLOCK_BYTES_MAX / 2 {
+            return Err(Error::new(ErrorKind::InvalidInput, operation, key));
+        }
         if self.footer.entries == 0 {
             self.footer.first_key = key.to_vec();
         }
         self.footer.entries += 1;
-    }
-
-    /// Returns the number of entries that were counted.
-    pub(crate) fn entries(&self) -> u64 {
-        self.footer.entries
+        Ok(())
     }
 
     /// Returns the size of the file so far, in bytes.

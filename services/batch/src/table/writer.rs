@@ -2,9 +2,9 @@
 
 use std::fs::File;
 
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::Result;
 
-use super::block::{BLOCK_BYTES, BLOCK_BYTES_MAX, BlockBuilder, KEY_BYTES_MAX};
+use super::block::{BLOCK_BYTES, BlockBuilder};
 use super::block_file::{BlockFile, TableSummary};
 use super::filter;
 use super::footer::HEADER;
@@ -31,14 +31,10 @@ impl TableWriter {
     /// `InvalidInput` if the key is not greater than the last one, or if the key or the value is
     /// too long; the errors of write(2).
     pub fn add(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        let ascends = self.file.entries() == 0 || key > self.block.last_key();
-        if !ascends || key.len() > KEY_BYTES_MAX || value.len() > BLOCK_BYTES_MAX / 2 {
-            return Err(Error::new(ErrorKind::InvalidInput, "add to a table", key));
-        }
+        self.file.count("add to a table", self.block.last_key(), key, value)?;
         if self.block.len() > 0 && self.block.len() + key.len() + value.len() > BLOCK_BYTES {
             self.end_block()?;
         }
-        self.file.count(key);
         self.block.add(key, value);
         self.hashes.push(filter::hash(key));
         Ok(())
