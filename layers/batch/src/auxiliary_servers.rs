@@ -1,7 +1,7 @@
 //! The auxiliary servers that are connected to this primary server, and their verifications. The
 //! functions that execute requests do not block, so that a thread that serves connections can call
-//! it: threads that commit batches wait for the verdicts. docs/formats/batch-protocol.md describes
-//! the messages.
+//! them: threads that commit batches wait for the verdicts. docs/formats/batch-protocol.md
+//! describes the messages.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Condvar, Mutex};

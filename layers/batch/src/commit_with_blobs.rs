@@ -46,22 +46,13 @@ impl StoreAccess {
     pub fn check_commit_with(&self, number: u64) -> Result<()> {
         let batch = self.summary(number)?;
         check_user(&batch)?;
-        let refuse = |kind, reason: &str| Err(failed(kind, number, reason));
-        match batch.state {
-            SummaryState::Open | SummaryState::OpenForParts | SummaryState::Refused { .. } => Ok(()),
-            SummaryState::Submitted => {
-                let reason = "it is submitted, so it is committed without a transaction of blobs";
-                refuse(ErrorKind::InvalidInput, reason)
-            }
-            SummaryState::Committed { .. } => refuse(ErrorKind::InvalidInput, "it is committed already"),
-            SummaryState::Aborted => refuse(ErrorKind::InvalidInput, "it was aborted"),
-            SummaryState::Part { of, .. } => {
-                refuse(ErrorKind::InvalidInput, &format!("it is a part of batch {of}, which commits it"))
-            }
-            SummaryState::Prepared { .. } => refuse(
-                ErrorKind::Busy,
-                "it is prepared by another commit; use \"quell batch commit\" or \"quell batch abort\"",
-            ),
+        if batch.state == SummaryState::Submitted {
+            let reason = "it is submitted, so it is committed without a transaction of blobs";
+            return Err(failed(ErrorKind::InvalidInput, number, reason));
+        }
+        match batch.state.obstacle() {
+            None => Ok(()),
+            Some((kind, reason)) => Err(failed(kind, number, &reason)),
         }
     }
 
@@ -152,8 +143,7 @@ impl StoreAccess {
         number: u64,
         end: impl FnOnce(BatchSummary, Marker) -> Result<T>,
     ) -> Result<Option<T>> {
-        let found = self.batches()?.into_iter().find(|batch| batch.number == number);
-        if !found.is_some_and(|batch| batch.is_prepared()) {
+        if !self.find(number)?.is_some_and(|batch| batch.is_prepared()) {
             return Ok(None);
         }
         let _locks = self.lock_with_parts(number)?;
@@ -163,9 +153,12 @@ impl StoreAccess {
         end(batch, marker).map(Some)
     }
 
+    fn find(&self, number: u64) -> Result<Option<BatchSummary>> {
+        Ok(self.batches()?.into_iter().find(|batch| batch.number == number))
+    }
+
     fn summary(&self, number: u64) -> Result<BatchSummary> {
-        let found = self.batches()?.into_iter().find(|batch| batch.number == number);
-        found.ok_or_else(|| Error::new(ErrorKind::NotFound, "find batch", number.to_string()))
+        self.find(number)?.ok_or_else(|| Error::new(ErrorKind::NotFound, "find batch", number.to_string()))
     }
 
     fn publish(&self, number: u64, marker: &Marker) -> Result<BatchSummary> {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use quell_vfs::ErrorKind;
 use serde::{Deserialize, Serialize};
 
 use crate::table_ref::TableRef;
@@ -247,6 +248,29 @@ pub enum SummaryState {
         /// The marker.
         marker: Marker,
     },
+}
+
+impl SummaryState {
+    /// Returns the reason why a batch in this state cannot be committed, with the kind of the error.
+    /// `None` if the batch can be committed.
+    pub fn obstacle(&self) -> Option<(ErrorKind, String)> {
+        let ended = |reason: &str| Some((ErrorKind::InvalidInput, reason.to_owned()));
+        match self {
+            SummaryState::Open
+            | SummaryState::OpenForParts
+            | SummaryState::Submitted
+            | SummaryState::Refused { .. } => None,
+            SummaryState::Committed { .. } => ended("it is committed already"),
+            SummaryState::Aborted => ended("it was aborted"),
+            SummaryState::Part { of, .. } => ended(&format!("it is a part of batch {of}, which commits it")),
+            SummaryState::Prepared { .. } => Some((
+                ErrorKind::Busy,
+                "it is prepared, and is published only if its transaction of blobs is committed; use \"quell \
+                 batch commit\" or \"quell batch abort\""
+                    .to_owned(),
+            )),
+        }
+    }
 }
 
 impl BatchRecord {

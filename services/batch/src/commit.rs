@@ -285,15 +285,9 @@ pub(crate) fn open_batch(image: &Image, number: u64) -> Result<BatchRecord> {
     let Some(record) = image.batch(number)? else {
         return Err(Error::new(ErrorKind::NotFound, "find batch", number.to_string()));
     };
-    match record.state {
-        BatchState::Open | BatchState::Submitted { .. } | BatchState::Refused { .. } => Ok(record),
-        BatchState::Committed { .. } => Err(ended("it is committed already")),
-        BatchState::Aborted => Err(ended("it was aborted")),
-        BatchState::Prepared(_) => Err(busy(
-            "it is prepared, and is published only if its transaction of blobs is committed; use \"quell batch \
-             commit\" or \"quell batch abort\"",
-        )),
-        BatchState::Part { of, .. } => Err(ended(&format!("it is a part of batch {of}, which commits it"))),
+    match record.summary().state.obstacle() {
+        None => Ok(record),
+        Some((kind, reason)) => Err(failed(kind, &reason)),
     }
 }
 
@@ -457,10 +451,13 @@ pub(crate) fn end_part(part: BatchRecord, state: PartState) -> BatchRecord {
 }
 
 fn busy(reason: &str) -> Error {
-    Error { source: Some(reason.to_owned().into()), ..Error::new(ErrorKind::Busy, "commit a batch", "") }
+    failed(ErrorKind::Busy, reason)
 }
 
 pub(crate) fn ended(reason: &str) -> Error {
-    let source = Some(reason.to_owned().into());
-    Error { source, ..Error::new(ErrorKind::InvalidInput, "commit a batch", "") }
+    failed(ErrorKind::InvalidInput, reason)
+}
+
+fn failed(kind: ErrorKind, reason: &str) -> Error {
+    Error { source: Some(reason.to_owned().into()), ..Error::new(kind, "commit a batch", "") }
 }
