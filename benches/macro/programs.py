@@ -259,7 +259,7 @@ class Programs:
             left, at_best, all_of_them = (sum(run[1:]) for run in (best, by_hand, direct))
             absorbed = (all_of_them - left) / (all_of_them - at_best)
             self.bench.add(f"{title}: operations by hand, and with the commands that quell profile prints", "ops", at_best, left,
-                           "at least 0.9 of by hand absorbed", absorbed >= 0.9,
+                           f"at least {ABSORBED_MIN} of by hand absorbed", absorbed >= ABSORBED_MIN,
                            note=f"{absorbed:.3f} of by hand; {all_of_them:,.0f} directly; wall {by_hand[0]:.2f} and {best[0]:.2f} s")
         finally:
             self.remove(report)
