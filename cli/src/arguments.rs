@@ -815,7 +815,7 @@ pub struct MountArgs {
     pub batch_mode: BatchModeArgs,
     /// Show the files of the running batch with this number, as they were a few seconds ago. The
     /// mount is read-only. The batch does not wait for it.
-    #[arg(long, value_name = "BATCH", requires = "batch", conflicts_with_all = ["mode", "batch_name", "atomic", "join", "proof"])]
+    #[arg(long, value_name = "BATCH", requires = "batch", conflicts_with_all = ["mode", "batch_name", "atomic", "join", "proof", "serve"])]
     pub watch: Option<u64>,
     /// Allow a directory that already contains files to become a store. An empty directory needs no
     /// option.
@@ -868,6 +868,11 @@ pub struct BatchModeArgs {
     /// committed, submitted, refused or aborted cannot be joined. Implies `--mode batch`.
     #[arg(long, value_name = "BATCH", requires = "batch", conflicts_with_all = ["atomic", "lazy"])]
     pub join: Option<u64>,
+    /// Let other mounts and programs on this node use the store at the same time: unless it has a
+    /// server, start one in the background (`quell batch serve`), which ends a minute after its
+    /// last client.
+    #[arg(long, requires = "batch")]
+    pub serve: bool,
 }
 
 /// The effect of changes in a mount of a store for batches.

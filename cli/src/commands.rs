@@ -1,6 +1,7 @@
 //! The commands, one module for each.
 
 pub mod batch;
+mod batch_background;
 mod batch_blobs;
 mod batch_conflicts;
 mod batch_copy;

@@ -17,6 +17,7 @@ mod batch;
 mod batch_adopt;
 mod batch_blobs;
 mod batch_copy;
+mod batch_on_demand;
 mod batch_parts;
 mod batch_preload;
 mod batch_run;

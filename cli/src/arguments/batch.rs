@@ -98,7 +98,11 @@ pub struct BatchInitArgs {
 Example:
   quell batch serve /shared/results --listen node1:7430 &
   quell mount --batch /shared/results ~/results
-  # and the same on other nodes")]
+  # and the same on other nodes
+
+  # in a script: continue when clients can connect, and end the server
+  quell batch serve /shared/results --background
+  quell batch serve /shared/results --stop")]
 pub struct BatchServeArgs {
     /// The store.
     pub store: PathBuf,
@@ -116,15 +120,54 @@ pub struct BatchServeArgs {
     pub encrypt: bool,
     /// The largest number of clients at a time. From each user other than the owner and root, at
     /// most a quarter of this number is accepted.
-    #[arg(long, value_name = "NUMBER", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "NUMBER", default_value_t = CLIENTS, value_parser = clap::value_parser!(u16).range(1..))]
     pub clients: u16,
     /// Wait this time until a process of `quell batch verify` is idle, and then for its result;
     /// after this time, the server verifies the batch itself.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = VERIFICATION_LIMIT_S, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub verification_limit: u64,
+    /// Return as soon as clients can connect, and let the server run in the background. Fails if
+    /// the store has a server already.
+    #[arg(long)]
+    pub background: bool,
+    /// End the server when it has had no client for this time.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    pub idle: Option<u64>,
+    /// End the server of the store on this node, and wait for its end. It answers the requests and
+    /// completes the commits that it has begun.
+    #[arg(long, conflicts_with_all = ["listen", "background", "idle", "json"])]
+    pub stop: bool,
     /// Print the store and the address as a line of JSON, as soon as clients can connect.
     #[arg(long)]
     pub json: bool,
+    /// The process that --background has started.
+    #[arg(long, hide = true, conflicts_with = "background")]
+    pub detached: bool,
+}
+
+/// The default of `--clients`.
+const CLIENTS: u16 = 256;
+/// The default of `--verification-limit`.
+const VERIFICATION_LIMIT_S: u64 = 600;
+
+impl BatchServeArgs {
+    /// Returns the arguments of a server in the background that only this node can use, and that
+    /// ends when it has had no client for `idle` seconds.
+    pub fn for_this_node(store: PathBuf, idle: u64) -> BatchServeArgs {
+        BatchServeArgs {
+            store,
+            listen: None,
+            advertise: None,
+            encrypt: false,
+            clients: CLIENTS,
+            verification_limit: VERIFICATION_LIMIT_S,
+            background: true,
+            idle: Some(idle),
+            stop: false,
+            json: false,
+            detached: false,
+        }
+    }
 }
 
 /// Verify batches for the server of a store, so that the server does not need processor time for

@@ -1,15 +1,18 @@
 //! `quell batch serve`: shares a store between processes and nodes, until it is ended.
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use quell_batch::BatchStore;
+use quell_batch::{BatchStore, ServerProcess, StoreAccess};
 use quell_batch_server::{Protection, Server, ServerOptions};
+use quell_vfs::ErrorKind;
 use serde_json::json;
 
+use super::batch_background;
 use super::batch_store::WAIT;
 use crate::arguments::BatchServeArgs;
 use crate::failure::Failure;
@@ -19,10 +22,24 @@ use crate::progress::interruption;
 use crate::serving::{DRAIN_LIMIT, INTERVAL, advertised, resolve};
 
 pub fn run(args: &BatchServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    if args.stop {
+        ServerProcess::find(&args.store)?.end()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.background {
+        let line = batch_background::start(args)?;
+        if args.json {
+            outln!("{line}");
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.detached {
+        batch_background::leave_session();
+    }
     let interrupted = interruption();
     let listen = args.listen.as_deref().map(resolve).transpose()?;
     let public = listen.map(|listen| advertised(listen, args.advertise.as_deref())).transpose()?;
-    let store = BatchStore::open(&args.store, WAIT)?;
+    let store = open(args)?;
     let options = ServerOptions {
         clients_max: args.clients.into(),
         protection: if args.encrypt { Protection::Encryption } else { Protection::Integrity },
@@ -32,16 +49,52 @@ pub fn run(args: &BatchServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     };
     let server = Server::start(store, &options)?;
     let accepted = accept(&server, listen, public);
-    if let Ok(address) = &accepted {
-        report(args, address.as_deref(), quiet);
-        while !interrupted.load(Ordering::Relaxed) {
-            std::thread::sleep(INTERVAL);
-        }
-    }
+    let served = accepted.and_then(|address| {
+        report(args, address.as_deref(), quiet)?;
+        wait_for_end(&server, args.idle.map(Duration::from_secs), &interrupted);
+        Ok(())
+    });
     let stopped = server.stop(DRAIN_LIMIT);
-    accepted?;
+    served?;
     stopped?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Opens the store. A server in the background does not wait for the end of another server.
+fn open(args: &BatchServeArgs) -> Result<BatchStore, Failure> {
+    if !args.detached {
+        return Ok(BatchStore::open(&args.store, WAIT)?);
+    }
+    let end = Instant::now() + WAIT;
+    loop {
+        match BatchStore::open(&args.store, Duration::ZERO) {
+            Err(error) if error.kind == ErrorKind::Busy => {
+                let access = StoreAccess::open_for_batches(&args.store, Duration::ZERO);
+                if access.is_ok_and(|access| !access.is_exclusive()) {
+                    return Err(Failure::cannot(format!("{} has a server already", shown(&args.store))));
+                }
+                if Instant::now() >= end {
+                    return Err(error.into());
+                }
+                std::thread::sleep(INTERVAL);
+            }
+            opened => return Ok(opened?),
+        }
+    }
+}
+
+/// Waits until the process is interrupted, or until the server has had no client for `idle`.
+fn wait_for_end(server: &Server, idle: Option<Duration>, interrupted: &AtomicBool) {
+    let mut last_used = Instant::now();
+    while !interrupted.load(Ordering::Relaxed) {
+        if server.clients() > 0 {
+            last_used = Instant::now();
+        }
+        if idle.is_some_and(|idle| last_used.elapsed() >= idle) {
+            return;
+        }
+        std::thread::sleep(INTERVAL);
+    }
 }
 
 /// Lets clients connect, and returns the address at which clients on other nodes connect.
@@ -62,12 +115,21 @@ fn accept(
     Ok(published)
 }
 
-fn report(args: &BatchServeArgs, address: Option<&str>, quiet: bool) {
+/// Reports that clients can connect.
+///
+/// # Errors
+/// The command that has started this server in the background has ended.
+fn report(args: &BatchServeArgs, address: Option<&str>, quiet: bool) -> Result<(), Failure> {
     let path = std::path::absolute(&args.store).unwrap_or_else(|_| args.store.clone());
-    if args.json {
-        outln!("{}", json!({ "store": text_of_bytes(path.as_os_str().as_bytes()), "address": address }));
+    let line = json!({ "store": text_of_bytes(path.as_os_str().as_bytes()), "address": address });
+    if args.detached {
+        writeln!(std::io::stdout(), "{line}")
+            .map_err(|error| Failure::cannot(format!("cannot report that the server is ready: {error}")))?;
+    } else if args.json {
+        outln!("{line}");
     } else if !quiet && output::is_terminal() {
         let at = address.map_or_else(String::new, |address| format!(", and at {address} for other nodes"));
         errln!("quell: serving {} on this node{at}", shown(&path));
     }
+    Ok(())
 }

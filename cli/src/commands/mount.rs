@@ -10,6 +10,7 @@ use quell_supervisor::{
 };
 
 use crate::arguments::{AboveArg, BatchModeArg, MountArgs};
+use crate::commands::batch_background::connect_or_start;
 use crate::commands::umount::unmount;
 use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
@@ -134,6 +135,8 @@ fn mount_batch(store: &Path, args: &MountArgs, quiet: bool) -> Result<ExitCode, 
     }
     let target = mount_target(mountpoint, args.allow_other)?;
     let plan = batch_plan(store, mode, target.mountpoint().unwrap_or(mountpoint), &args.cover.trust_owner)?;
+    // The connection keeps the server until the mount has its own.
+    let _connection = args.batch_mode.serve.then(|| connect_or_start(&plan)).transpose()?;
     mount(&plans::plan(target, PlanSource::Batch(plan), &args.cover, quiet))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -21,6 +21,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::arguments::{BatchModeArg, EnterMountArgs, RunArgs};
+use crate::commands::batch_background::connect_or_start;
 use crate::commands::umount::{batch_of, unmount, unmount_and_commit};
 use crate::failure::{Failure, NO};
 use crate::inputs::{real_path, shown};
@@ -120,7 +121,10 @@ fn run_at(
     let target = mount_target(point, false)?;
     let is_batch = matches!(mode, BatchMode::Batch { .. } | BatchMode::Part { .. });
     let plan = batch_plan(store, mode, directory, &args.cover.trust_owner)?;
+    // The connection keeps the server until the mount has its own.
+    let connection = args.batch_mode.serve.then(|| connect_or_start(&plan)).transpose()?;
     mount(&plans::plan(target, PlanSource::Batch(plan), &args.cover, quiet))?;
+    drop(connection);
     if let Some(signal) = signals.pending().next() {
         discard_and_unmount(point)?;
         return Err(interrupted(signal));

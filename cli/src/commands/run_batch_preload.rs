@@ -14,6 +14,7 @@ use quell_supervisor::{
 };
 
 use crate::arguments::{BatchModeArg, RunArgs};
+use crate::commands::batch_background::connect_or_start;
 use crate::commands::batch_store::report_conflicts;
 use crate::commands::run_batch::{
     BatchArgument, batch_argument, code_of, interrupted, wait_for_program, watched_signals,
@@ -45,7 +46,9 @@ pub fn run(args: &RunArgs, batch: &str, quiet: bool) -> Result<ExitCode, Failure
     let runtime = runtime_directory()?;
     remove_ended_sockets(&runtime);
     let socket = runtime.join(format!("batch-{}{SOCKET_SUFFIX}", std::process::id()));
+    let connection = args.batch_mode.serve.then(|| connect_or_start(&plan)).transpose()?;
     let names = NameSpace::open(plan)?;
+    drop(connection); // the name space has its own
     let started = names.serve(&socket).and_then(|mut served| {
         let mut view = View {
             batches: vec![names.view(&argument, &socket)],

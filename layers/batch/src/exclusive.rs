@@ -18,7 +18,7 @@ pub(crate) fn open_keys_within(dir: &StoreDir, wait: Duration) -> Result<OpenKey
         match dir.open_keys() {
             Err(error) if error.kind == ErrorKind::Busy && Instant::now() < end => std::thread::sleep(RETRY),
             Err(error) if error.kind == ErrorKind::Busy && find_server(dir).is_ok() => {
-                let reason = "a server (`quell batch serve`) has it open, and only one process can; end the server and repeat the command";
+                let reason = "a server (`quell batch serve`) has it open, and only one process can; end the server (`quell batch serve STORE --stop` on its node) and repeat the command";
                 return Err(Error { source: Some(reason.into()), ..error });
             }
             opened => return opened,

@@ -16,7 +16,7 @@ use quell_vfs::{Error, ErrorKind, Rename, Result};
 use crate::store_dir::{StoreDir, remove_if_present};
 
 /// The names of the files.
-const SOCKET: &str = "socket";
+pub(crate) const SOCKET: &str = "socket";
 const KEY: &str = "key";
 const COMMIT_KEY: &str = "commit-key";
 const ADDRESS: &[u8] = b"address";

@@ -251,8 +251,8 @@ pub enum SummaryState {
 }
 
 impl SummaryState {
-    /// Returns the reason why a batch in this state cannot be committed, with the kind of the error.
-    /// `None` if the batch can be committed.
+    /// Returns the reason why a batch in this state cannot be committed, with the kind of the
+    /// error. `None` if the batch can be committed.
     pub fn obstacle(&self) -> Option<(ErrorKind, String)> {
         let ended = |reason: &str| Some((ErrorKind::InvalidInput, reason.to_owned()));
         match self {
