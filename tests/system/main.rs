@@ -16,6 +16,7 @@ mod applications;
 mod batch;
 mod batch_adopt;
 mod batch_blobs;
+mod batch_calls;
 mod batch_copy;
 mod batch_on_demand;
 mod batch_parts;

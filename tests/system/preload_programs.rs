@@ -9,7 +9,7 @@ use crate::skip;
 use crate::stage::{Stage, checkout, has, quell};
 
 /// Prints a tree.
-const TREE: &str = include_str!("preload/tree.sh");
+pub const TREE: &str = include_str!("preload/tree.sh");
 
 /// A real directory, and a virtual one with its store.
 pub struct Fixture {
@@ -17,35 +17,39 @@ pub struct Fixture {
     pub real: PathBuf,
     pub view: PathBuf,
     store: PathBuf,
-    /// Whether the store is a store for batches, and each command is a batch.
-    is_batch: bool,
+    /// The mode of a store for batches; `None` for a store of log mounts.
+    batch_mode: Option<&'static str>,
 }
 
 impl Fixture {
     pub fn new() -> Fixture {
         let stage = Stage::new();
         let (real, view, store) = (stage.dir("real"), stage.dir("view"), stage.dir("store"));
-        Fixture { stage, real, view, store, is_batch: false }
+        Fixture { stage, real, view, store, batch_mode: None }
     }
 
     /// Returns a virtual directory whose commands are batches. A later command sees what an earlier
     /// one has published.
     pub fn of_batches() -> Fixture {
+        Fixture::of_batch_store("batch")
+    }
+
+    fn of_batch_store(mode: &'static str) -> Fixture {
         let stage = Stage::new();
         let (real, view, store) = (stage.dir("real"), stage.dir("view"), stage.batch_store());
-        Fixture { stage, real, view, store, is_batch: true }
+        Fixture { stage, real, view, store, batch_mode: Some(mode) }
     }
 
     /// Returns a command that runs a program in the virtual directory.
     fn command(&self, program: &Path) -> Command {
-        if !self.is_batch {
+        let Some(mode) = self.batch_mode else {
             let mut command = self.stage.command(program);
             self.preloaded(&mut command);
             return command;
-        }
+        };
         let mut command = self.stage.quell();
         let batch = format!("{}={}", self.store.display(), self.view.display());
-        command.args(["run", "--via", "preload", "--batch", &batch, "--"]).arg(program);
+        command.args(["run", "--via", "preload", "--mode", mode, "--batch", &batch, "--"]).arg(program);
         command
     }
 
@@ -107,7 +111,7 @@ impl Fixture {
 }
 
 /// Returns the lines that differ.
-fn differences(part: &str, real: &str, found: &str) -> Vec<String> {
+pub fn differences(part: &str, real: &str, found: &str) -> Vec<String> {
     let count = real.lines().count().max(found.lines().count());
     let lines = |text: &str| {
         text.lines().map(str::to_owned).chain(std::iter::repeat(String::new())).take(count).collect()
@@ -118,7 +122,7 @@ fn differences(part: &str, real: &str, found: &str) -> Vec<String> {
 }
 
 /// Returns a program that a script needs and that is not installed.
-fn missing(script: &str) -> Option<&str> {
+pub fn missing(script: &str) -> Option<&str> {
     let needs = script.lines().find_map(|line| line.strip_prefix("# needs: ")).unwrap_or_default();
     needs.split_whitespace().chain(["bash"]).find(|program| !has(program))
 }
@@ -180,7 +184,7 @@ fn every_script_is_run() {
 }
 
 /// The number of seeds of random calls in one run of the tests.
-const SEEDS: usize = 200;
+const SEEDS: usize = 100;
 
 /// Compiles a program, or ends the test.
 macro_rules! compiled {
@@ -217,4 +221,9 @@ fn random_calls_have_the_results_of_a_real_directory() {
 #[test]
 fn random_calls_in_a_batch_have_the_results_of_a_real_directory() {
     check_random_calls(&Fixture::of_batches());
+}
+
+#[test]
+fn random_calls_in_the_synchronous_mode_have_the_results_of_a_real_directory() {
+    check_random_calls(&Fixture::of_batch_store("sync"));
 }
