@@ -50,7 +50,7 @@ const KINDS: [&str; 28] = [
     "roll_back",
 ];
 /// The numbers of the requests that wait for the lock of a batch, which a commit has for minutes.
-const ENDS: [u32; 5] = [13, 14, 25, 26, 27];
+const ENDS: [u32; 6] = [13, 14, 19, 25, 26, 27];
 
 /// The user whose request is executed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,9 +94,9 @@ impl ServedStore {
         &self.store
     }
 
-    /// Returns whether an encoded request commits, prepares, publishes, rolls back or aborts a
-    /// batch, which can last for minutes: each of these requests waits for the others on the same
-    /// batch.
+    /// Returns whether an encoded request commits, submits, prepares, publishes, rolls back or
+    /// aborts a batch, which can last for minutes: each of these requests waits for the others on
+    /// the same batch.
     pub fn ends_batch(request: &[u8]) -> bool {
         decode_first::<u32>(request).is_ok_and(|(kind, _)| ENDS.contains(&kind))
     }
@@ -413,7 +413,7 @@ mod tests {
             (Request::Prepare { batch, marker: record }, true),
             (Request::Publish { batch, marker: marker() }, true),
             (Request::RollBack { batch, marker: marker() }, true),
-            (Request::Submit { batch }, false),
+            (Request::Submit { batch }, true),
             (Request::Sync, false),
         ] {
             let encoded = encode(&request);

@@ -324,8 +324,19 @@ impl Image {
     /// Replaces the records of batches, atomically.
     pub(crate) fn put_batches(&mut self, records: &[BatchRecord]) -> Result<()> {
         self.write_copy(&self.description, records)?;
+        self.store_batches(records)
+    }
+
+    /// Stores the records of batches, and ends the reservations of those that are not prepared.
+    fn store_batches(&mut self, records: &[BatchRecord]) -> Result<()> {
         self.store.commit(with_records(records))?;
-        self.store.sync()
+        self.store.sync()?;
+        for record in records {
+            if !matches!(record.state, BatchState::Prepared(_)) {
+                self.reservations.remove(record.number);
+            }
+        }
+        Ok(())
     }
 
     /// Makes the tables of a verified batch durable, stores its record, whose state is prepared,
@@ -341,9 +352,12 @@ impl Image {
             open_table(&*self.files, &self.cache, table)?;
         }
         self.files.sync()?;
-        // After an error, the record may be stored nevertheless, so the reservation stays.
+        let records = std::slice::from_ref(record);
+        self.write_copy(&self.description, records)?;
+        // After an error of the commit, the record may be stored nevertheless, so the reservation
+        // stays.
         self.reservations.insert(record.number, prepared);
-        self.put_batch(record)
+        self.store_batches(records)
     }
 
     /// Replaces the record of a prepared batch by that of an open one, and ends the reservation of
@@ -353,7 +367,6 @@ impl Image {
     /// The errors of files and commits. Then the batch is still prepared.
     pub(crate) fn roll_back(&mut self, record: &BatchRecord, tables: &[TableRef]) -> Result<()> {
         self.put_batch(record)?;
-        self.reservations.remove(record.number);
         for table in tables {
             // The next verification replaces a table that remains, or it is removed as garbage.
             let _ = self.files.remove(table.number);

@@ -182,3 +182,22 @@ fn the_reservation_and_the_tables_are_there_after_the_store_is_opened_again() {
         make_file(&*master, ROOT, "mine");
     }
 }
+
+#[test]
+fn a_batch_that_could_not_be_prepared_reserves_nothing() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let run = make_dir(&*master, ROOT, "run");
+    let batch = fixture.begin_as(stores::USER, run, false).unwrap();
+    make_file(&batch.names, run, "new");
+    // The copy of the description cannot be written to a directory.
+    let copy = fixture.directory.path().join("image/image");
+    std::fs::remove_file(&copy).unwrap();
+    std::fs::create_dir(&copy).unwrap();
+    prepare(&fixture, &batch, "one").unwrap_err();
+    std::fs::remove_dir(&copy).unwrap();
+    assert_eq!(roll_back(&fixture, &batch, "one").unwrap().state, BatchState::Open);
+    make_file(&*master, run, "meanwhile");
+    fixture.primary.abort(batch.record.number).unwrap();
+    make_file(&*master, run, "later");
+}
