@@ -67,8 +67,8 @@ impl StoreAccess {
     /// has conflicts; `PermissionDenied` if the batch belongs to another user; `InvalidInput` if it
     /// is submitted; the error of a transaction that was refused; the errors of
     /// [`commit`](Self::commit). The batch is still prepared after an unknown decision, and if it
-    /// cannot be published or made open again. After other errors, its state is as before, unless
-    /// the error is one of the store or of its server: then it can be prepared.
+    /// cannot be published or made open again. After other errors, it is not prepared, unless the
+    /// error is one of the store or of its server: then it can be.
     pub fn commit_with(
         &self,
         number: u64,
