@@ -137,6 +137,8 @@ impl Verdicts {
         let Verdict { addition, entries, conflicts, dirs, .. } = verdict;
         self.addition.tables.splice(0..0, addition.tables);
         self.addition.changed_dirs.extend(addition.changed_dirs);
+        let usage = self.addition.usage.get_or_insert_default();
+        addition.usage.iter().for_each(|changes| usage.append(changes));
         self.entries.push(entries);
         // The number includes the conflicts of earlier parts.
         self.conflicts.count = conflicts.count;
@@ -317,7 +319,9 @@ fn end(
     match marker {
         Some(marker) => prepare(image, now.batch, verdicts, marker),
         None => {
-            let Verdicts { addition, entries, conflicts, .. } = verdicts;
+            let Verdicts { mut addition, entries, conflicts, .. } = verdicts;
+            // A batch whose parts were all discarded has no verdict.
+            addition.usage.get_or_insert_default();
             add(image, now, addition, &entries, conflicts)
         }
     }
@@ -330,7 +334,7 @@ fn prepare(
     marker: &Marker,
 ) -> Result<BatchRecord> {
     let Verdicts { addition, entries, mut dirs, .. } = verdicts;
-    let Addition { tables, mut changed_dirs } = addition;
+    let Addition { tables, mut changed_dirs, usage } = addition;
     for list in [&mut dirs, &mut changed_dirs] {
         list.sort_unstable();
         list.dedup();
@@ -338,7 +342,7 @@ fn prepare(
     check_reserved_dirs(image, &batch, dirs.len() + changed_dirs.len())?;
     let prepared = Prepared { marker: marker.clone(), entries, tables, changed_dirs, dirs };
     let record = BatchRecord { state: BatchState::Prepared(Box::new(prepared)), ..batch };
-    image.prepare(&record)?;
+    image.prepare(&record, &usage.unwrap_or_default())?;
     Ok(record)
 }
 
@@ -383,7 +387,8 @@ pub(crate) fn publish(image: &mut Image, number: u64, marker: &str) -> Result<Ba
     };
     let parts = if batch.has_parts() { open_parts(image, number)? } else { Vec::new() };
     let Prepared { entries, tables, changed_dirs, .. } = prepared;
-    add(image, Records { batch, parts }, Addition { tables, changed_dirs }, &entries, Conflicts::default())
+    let addition = Addition { tables, changed_dirs, usage: image.prepared_usage(number)? };
+    add(image, Records { batch, parts }, addition, &entries, Conflicts::default())
 }
 
 /// Makes a batch that is prepared with this marker an open one again. A batch that is open already

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Write;
 use std::sync::Arc;
 
-use quell_vfs::{NewEntry, Result, Time};
+use quell_vfs::{Kind, NewEntry, Result, Time};
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -25,6 +25,7 @@ use crate::table::{self, BlockCache, Table, TableLookups, TableWriter};
 use crate::table_ref::{TableRef, first_conflicts_of_batch, first_table_of_batch};
 use crate::table_set::TableSet;
 use crate::task::VerificationTask;
+use crate::usage::{Usage, UsageChanges};
 use crate::verdict::Verdict;
 use crate::view::View;
 
@@ -90,6 +91,8 @@ pub fn check_records(bytes: &[u8]) {
     check::<BatchRecord>(bytes);
     check::<Conflict>(bytes);
     check::<View>(bytes);
+    check::<Usage>(bytes);
+    check::<UsageChanges>(bytes);
 }
 
 /// Decodes a certificate.
@@ -121,11 +124,29 @@ pub(crate) fn verdict() -> Verdict {
     let batch = seed_record().number;
     let table = |number| TableRef { number, bytes: 4000, entries: 2, checksum: 17 };
     let tables = vec![table(first_table_of_batch(batch) + 1), table(first_table_of_batch(batch))];
+    let mut usage = UsageChanges::default();
+    let file = Inode { uid: 1000, mode: Kind::File.mode_bits(), size_bytes: 150, ..seed_inode() };
+    (0..2).for_each(|_| usage.add(&Entry::Inode(file.clone())));
     Verdict {
-        addition: Addition { tables, changed_dirs: vec![ROOT, 400] },
+        addition: Addition { tables, changed_dirs: vec![ROOT, 400], usage: Some(usage) },
         entries: 3,
         conflicts: Conflicts { count: 7, tables: vec![table(first_conflicts_of_batch(batch))] },
         dirs: vec![ROOT, 1, 1 << 40],
+    }
+}
+
+fn seed_inode() -> Inode {
+    Inode {
+        number: 400,
+        mode: 0,
+        uid: 0,
+        gid: 0,
+        links: 1,
+        size_bytes: 0,
+        modified: Timestamp(0, 0),
+        changed: Timestamp(0, 0),
+        content: Content::Empty,
+        xattrs: Vec::new(),
     }
 }
 

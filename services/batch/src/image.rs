@@ -21,12 +21,14 @@ use crate::names::Names;
 use crate::pinned_tables::{PinnedTables, TablePins};
 use crate::reservations::Reservations;
 use crate::stored::{
-    Description, ENTRY, IMAGE_KEY, Stored, batch_key, decode, encode, entry_key, put_entry, read_batches,
-    sizes,
+    Description, ENTRY, IMAGE_KEY, Stored, batch_key, decode, delete_prepared_usage, encode, entry_key,
+    prepared_usage, put_all_usage, put_entry, put_prepared_usage, put_usage, read_batches, read_usage,
+    set_uncounted, sizes,
 };
 use crate::table::{BlockCache, TableWriter};
 use crate::table_ref::{TableRef, batch_of_table};
 use crate::table_set::{TableSet, open_table};
+use crate::usage::{UsageChanges, UsageOfUsers, set_usage};
 
 /// The number of entries in the key-value store above which they become a table.
 const ENTRIES_MAX: usize = 32 << 10;
@@ -54,6 +56,8 @@ pub struct Image {
     /// The directories that prepared batches reserve.
     reservations: Reservations,
     pinned: PinnedTables,
+    /// The use of each user who owns an inode.
+    usage: UsageOfUsers,
 }
 
 impl std::fmt::Debug for Image {
@@ -70,6 +74,8 @@ pub(crate) struct Addition {
     pub(crate) tables: Vec<TableRef>,
     /// The directories of the existing entries that the tables and the changes replace.
     pub(crate) changed_dirs: Vec<u64>,
+    /// The changes of the use of users. `None` for a batch that an earlier version has prepared.
+    pub(crate) usage: Option<UsageChanges>,
 }
 
 impl Image {
@@ -84,7 +90,12 @@ impl Image {
         let description = Description::new(number);
         let mut commit = Commit::new();
         commit.put(IMAGE_KEY, &encode(&description));
-        put_entry(&mut commit, Names::<Image>::new_root(root, now));
+        let (key, root) = Names::<Image>::new_root(root, now);
+        let mut usage = UsageChanges::default();
+        root.iter().for_each(|root| usage.add(root));
+        let counted = usage.applied_to(&UsageOfUsers::new()).into_iter().collect();
+        put_all_usage(&mut commit, &UsageOfUsers::new(), &counted);
+        put_entry(&mut commit, (key, root));
         store.commit(commit)?;
         store.sync()
     }
@@ -168,7 +179,9 @@ impl Image {
                 reservations.insert(batch.number, prepared);
             }
         }
-        let image = Image {
+        let usage = read_usage(&*store)?;
+        let is_counted = usage.is_some();
+        let mut image = Image {
             store,
             files,
             cache,
@@ -180,9 +193,13 @@ impl Image {
             changed_dirs: HashMap::new(),
             reservations,
             pinned: PinnedTables::default(),
+            usage: usage.unwrap_or_default(),
             description,
         };
         image.refresh_copy()?;
+        if !is_counted {
+            image.recount_usage()?;
+        }
         Ok(image)
     }
 
@@ -244,6 +261,57 @@ impl Image {
     pub(crate) fn stored(store: &dyn KeyValue) -> Result<(Vec<TableRef>, Vec<BatchRecord>)> {
         let description = Description::read(store)?;
         Ok((description.tables, read_batches(store)?))
+    }
+
+    /// Returns the use of each user who owns an inode, in the order of the users.
+    pub(crate) fn usage(&self) -> &UsageOfUsers {
+        &self.usage
+    }
+
+    /// Computes the use of users from all entries, and stores it. Values that are not entries are
+    /// not counted.
+    ///
+    /// # Errors
+    /// The errors of reads and commits. Then the use is as before.
+    pub(crate) fn recount_usage(&mut self) -> Result<()> {
+        let mut changes = UsageChanges::default();
+        let mut entries = self.entries()?;
+        while let Some((key, value)) = entries.next()? {
+            if let (false, Some(_), Ok(entry)) = (value.is_empty(), split(key), Entry::decode(value)) {
+                changes.add(&entry);
+            }
+        }
+        drop(entries);
+        let counted: UsageOfUsers = changes.applied_to(&UsageOfUsers::new()).into_iter().collect();
+        let mut commit = Commit::new();
+        put_all_usage(&mut commit, &self.usage, &counted);
+        self.store.commit(commit)?;
+        self.store.sync()?;
+        self.usage = counted;
+        Ok(())
+    }
+
+    /// Returns the changes of the use of users by changes of entries.
+    fn usage_of(&self, changes: &[KeyChange]) -> Result<UsageChanges> {
+        // Of several changes of one key, the last one counts.
+        let newest: HashMap<&Key, &Option<Entry>> = changes.iter().map(|(key, entry)| (key, entry)).collect();
+        let mut usage = UsageChanges::default();
+        for (key, entry) in newest {
+            // A value that is not an entry is not counted, and can be replaced.
+            let before = self.value(key)?.and_then(|value| Entry::decode(&value).ok());
+            before.iter().for_each(|before| usage.remove(before));
+            entry.iter().for_each(|entry| usage.add(entry));
+        }
+        Ok(usage)
+    }
+
+    /// Returns the encoded entry of a key.
+    fn value(&self, key: &Key) -> Result<Option<Vec<u8>>> {
+        let found = match self.store.get(&entry_key(key.as_bytes()))? {
+            Some(value) => Some(value.to_vec()),
+            None => self.tables.get(key.as_bytes())?,
+        };
+        Ok(found.filter(|value| !value.is_empty()))
     }
 
     /// Returns all entries, in the order of their keys. An empty value is a removal.
@@ -324,12 +392,13 @@ impl Image {
     /// Replaces the records of batches, atomically.
     pub(crate) fn put_batches(&mut self, records: &[BatchRecord]) -> Result<()> {
         self.write_copy(&self.description, records)?;
-        self.store_batches(records)
+        self.store_batches(records, with_records(records))
     }
 
-    /// Stores the records of batches, and ends the reservations of those that are not prepared.
-    fn store_batches(&mut self, records: &[BatchRecord]) -> Result<()> {
-        self.store.commit(with_records(records))?;
+    /// Commits changes with the records of batches, and ends the reservations of those that are not
+    /// prepared.
+    fn store_batches(&mut self, records: &[BatchRecord], commit: Commit) -> Result<()> {
+        self.store.commit(commit)?;
         self.store.sync()?;
         for record in records {
             if !matches!(record.state, BatchState::Prepared(_)) {
@@ -345,7 +414,7 @@ impl Image {
     /// # Errors
     /// `Busy` if another prepared batch depends on a directory that this one changes, or this one
     /// on a directory that the other one changes; the errors of files and commits.
-    pub(crate) fn prepare(&mut self, record: &BatchRecord) -> Result<()> {
+    pub(crate) fn prepare(&mut self, record: &BatchRecord, usage: &UsageChanges) -> Result<()> {
         let BatchState::Prepared(prepared) = &record.state else { return self.put_batch(record) };
         self.reservations.check_new(record.number, prepared)?;
         for table in &prepared.tables {
@@ -357,7 +426,14 @@ impl Image {
         // After an error of the commit, the record may be stored nevertheless, so the reservation
         // stays.
         self.reservations.insert(record.number, prepared);
-        self.store_batches(records)
+        let mut commit = with_records(records);
+        put_prepared_usage(&mut commit, record.number, usage);
+        self.store_batches(records, commit)
+    }
+
+    /// Returns the changes of the use of users by a prepared batch.
+    pub(crate) fn prepared_usage(&self, batch: u64) -> Result<Option<UsageChanges>> {
+        prepared_usage(&*self.store, batch)
     }
 
     /// Replaces the record of a prepared batch by that of an open one, and ends the reservation of
@@ -366,7 +442,11 @@ impl Image {
     /// # Errors
     /// The errors of files and commits. Then the batch is still prepared.
     pub(crate) fn roll_back(&mut self, record: &BatchRecord, tables: &[TableRef]) -> Result<()> {
-        self.put_batch(record)?;
+        let records = std::slice::from_ref(record);
+        self.write_copy(&self.description, records)?;
+        let mut commit = with_records(records);
+        delete_prepared_usage(&mut commit, record.number);
+        self.store_batches(records, commit)?;
         for table in tables {
             // The next verification replaces a table that remains, or it is removed as garbage.
             let _ = self.files.remove(table.number);
@@ -396,12 +476,26 @@ impl Image {
         description.tables.splice(0..0, addition.tables);
         self.write_copy(&description, records)?;
         let dirs = addition.changed_dirs;
-        self.store_description(description, with_records(records))?;
+        let usage = addition.usage.as_ref().map(|changes| changes.applied_to(&self.usage));
+        let mut commit = with_records(records);
+        match &usage {
+            Some(usage) => put_usage(&mut commit, usage),
+            // If this process ends before it has counted, the next one counts.
+            None => set_uncounted(&mut commit),
+        }
+        if let Some(number) = number {
+            delete_prepared_usage(&mut commit, number);
+        }
+        self.store_description(description, commit)?;
         self.store.sync()?;
         self.tables = tables;
         self.note_changes(dirs);
         if let Some(number) = number {
             self.reservations.remove(number);
+        }
+        match usage {
+            Some(usage) => set_usage(&mut self.usage, &usage),
+            None => self.recount_usage()?,
         }
         Ok(())
     }
@@ -548,14 +642,7 @@ impl Entries for Image {
     const IS_SHARED: bool = true;
 
     fn get(&self, key: &Key) -> Result<Option<Entry>> {
-        let found = match self.store.get(&entry_key(key.as_bytes()))? {
-            Some(value) => Some(value.to_vec()),
-            None => self.tables.get(key.as_bytes())?,
-        };
-        match found.as_deref() {
-            None | Some([]) => Ok(None),
-            Some(value) => Entry::decode(value).map(Some),
-        }
+        self.value(key)?.map(|value| Entry::decode(&value)).transpose()
     }
 
     fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], Entry) -> bool) -> Result<()> {
@@ -576,10 +663,13 @@ impl Entries for Image {
         }
         let (entries, bytes) = (changes.len(), sizes(&changes));
         let mut commit = Commit::with_capacity(changes.len());
+        let usage = self.usage_of(&changes)?.applied_to(&self.usage);
         for change in changes {
             put_entry(&mut commit, change);
         }
+        put_usage(&mut commit, &usage);
         self.store.commit(commit)?;
+        set_usage(&mut self.usage, &usage);
         // A key that is changed again counts twice: the numbers are upper bounds.
         (self.entries, self.entries_bytes) = (self.entries + entries, self.entries_bytes + bytes);
         self.note_changes(dirs);

@@ -29,6 +29,7 @@ use crate::snapshots::{SnapshotSummary, summaries};
 use crate::submitted::open_submitted;
 use crate::table::{Table, TableWriter};
 use crate::table_ref::TableRef;
+use crate::usage::Usage;
 use crate::user_names::{UserNames, check_changes_names};
 
 /// The number of inode numbers of a batch.
@@ -398,6 +399,11 @@ impl Primary {
             Some(part) if part.part_of().is_some() => abort_part(&mut names.0, part),
             _ => abort(&mut names.0, number),
         }
+    }
+
+    /// Returns the use of each user who owns an inode, in the order of the users.
+    pub fn usage(&self) -> Vec<(u32, Usage)> {
+        read_lock(&self.image).0.usage().iter().map(|(uid, usage)| (*uid, *usage)).collect()
     }
 
     /// Returns the record of a batch.

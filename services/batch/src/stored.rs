@@ -13,6 +13,7 @@ use crate::entry::{Entry, FIRST_INODE, damaged};
 use crate::key::split;
 use crate::merge::Source;
 use crate::table_ref::TableRef;
+use crate::usage::{Usage, UsageChanges, UsageOfUsers};
 
 /// The key of the description of the image in the key-value store.
 pub(crate) const IMAGE_KEY: &[u8] = b"i";
@@ -20,6 +21,12 @@ pub(crate) const IMAGE_KEY: &[u8] = b"i";
 pub(crate) const ENTRY: u8 = b'e';
 /// The first byte of the keys of batches in the key-value store.
 const BATCH: u8 = b'b';
+/// The first byte of the keys of the use of users in the key-value store.
+const USAGE: u8 = b'u';
+/// A key with an empty value, if the use of all users is stored.
+const USAGE_IS_COUNTED: &[u8] = b"c";
+/// The first byte of the keys of the changes of use by prepared batches.
+const PREPARED_USAGE: u8 = b'd';
 /// The version of the format of the key-value store.
 const VERSION: u32 = 1;
 /// The number of entries of a list that are read from the key-value store at a time.
@@ -180,6 +187,66 @@ pub(crate) fn read_batches(store: &dyn KeyValue) -> Result<Vec<BatchRecord>> {
         true
     })?;
     records.into_iter().collect()
+}
+
+/// Returns the use of each user, or `None` if it is not counted yet.
+pub(crate) fn read_usage(store: &dyn KeyValue) -> Result<Option<UsageOfUsers>> {
+    if store.get(USAGE_IS_COUNTED)?.is_none() {
+        return Ok(None);
+    }
+    let mut users = Vec::new();
+    store.scan(&KeyRange::prefix(&[USAGE]), &mut |key, value| {
+        let uid = key[1..].try_into().map(u32::from_be_bytes);
+        let uid = uid.map_err(|_| damaged("the use of a user"));
+        users.push(uid.and_then(|uid| Ok((uid, decode::<Usage>(value)?))));
+        true
+    })?;
+    users.into_iter().collect::<Result<UsageOfUsers>>().map(Some)
+}
+
+/// Adds the new use of users to a commit.
+pub(crate) fn put_usage(commit: &mut Commit, new: &[(u32, Usage)]) {
+    for (uid, new) in new {
+        match *new == Usage::default() {
+            true => commit.delete(&usage_key(*uid)),
+            false => commit.put(&usage_key(*uid), &encode(new)),
+        }
+    }
+}
+
+/// Adds the use of all users to a commit, in place of `before`.
+pub(crate) fn put_all_usage(commit: &mut Commit, before: &UsageOfUsers, all: &UsageOfUsers) {
+    before.keys().filter(|uid| !all.contains_key(uid)).for_each(|uid| commit.delete(&usage_key(*uid)));
+    all.iter().for_each(|(uid, usage)| commit.put(&usage_key(*uid), &encode(usage)));
+    commit.put(USAGE_IS_COUNTED, b"");
+}
+
+/// Adds to a commit that the stored use of users is not right.
+pub(crate) fn set_uncounted(commit: &mut Commit) {
+    commit.delete(USAGE_IS_COUNTED);
+}
+
+fn usage_key(uid: u32) -> Vec<u8> {
+    [&[USAGE][..], &uid.to_be_bytes()].concat()
+}
+
+/// Returns the changes of use by a prepared batch. An earlier version has not stored them.
+pub(crate) fn prepared_usage(store: &dyn KeyValue, batch: u64) -> Result<Option<UsageChanges>> {
+    store.get(&prepared_usage_key(batch))?.map(|value| decode(&value)).transpose()
+}
+
+/// Adds the changes of use by a prepared batch to a commit.
+pub(crate) fn put_prepared_usage(commit: &mut Commit, batch: u64, changes: &UsageChanges) {
+    commit.put(&prepared_usage_key(batch), &encode(changes));
+}
+
+/// Adds the removal of the changes of use by a batch that is not prepared any more to a commit.
+pub(crate) fn delete_prepared_usage(commit: &mut Commit, batch: u64) {
+    commit.delete(&prepared_usage_key(batch));
+}
+
+fn prepared_usage_key(batch: u64) -> Vec<u8> {
+    [&[PREPARED_USAGE][..], &batch.to_be_bytes()].concat()
 }
 
 /// Encodes a record.

@@ -11,6 +11,7 @@ use crate::batch::Conflicts;
 use crate::image::Addition;
 use crate::table_ref::{TableRef, conflict_tables_of_batch, tables_of_batch};
 use crate::task::VerificationTask;
+use crate::usage::UsageChanges;
 
 /// The largest encoded verdict, in bytes.
 pub const VERDICT_BYTES_MAX: usize = 1 << 20;
@@ -39,6 +40,8 @@ struct Encoded {
     /// Lists of directories: the first number, and the differences between adjacent ones.
     changed_dirs: Vec<u64>,
     dirs: Vec<u64>,
+    /// The changes of the use of users, in the order of the users.
+    usage: UsageChanges,
 }
 
 impl Verdict {
@@ -70,6 +73,7 @@ impl Verdict {
             conflict_tables: self.conflicts.tables.clone(),
             changed_dirs: differences(&self.addition.changed_dirs),
             dirs: differences(&self.dirs),
+            usage: self.addition.usage.clone().unwrap_or_default(),
         };
         let bytes = postcard::to_stdvec(&encoded).expect("a verdict has no value that postcard refuses");
         match bytes.len() <= VERDICT_BYTES_MAX {
@@ -104,9 +108,9 @@ impl Verdict {
                 "the number of conflicts differs from the number of entries of their tables",
             ));
         }
-        let Encoded { tables, entries, conflicts, conflict_tables, .. } = encoded;
+        let Encoded { tables, entries, conflicts, conflict_tables, usage, .. } = encoded;
         let verdict = Verdict {
-            addition: Addition { tables, changed_dirs: numbers(&encoded.changed_dirs)? },
+            addition: Addition { tables, changed_dirs: numbers(&encoded.changed_dirs)?, usage: Some(usage) },
             entries,
             conflicts: Conflicts { count: conflicts, tables: conflict_tables },
             dirs: numbers(&encoded.dirs)?,
@@ -182,11 +186,12 @@ mod tests {
         assert_eq!(bytes, include_bytes!("../../../fuzz/seeds/batch_verdicts/one"));
         assert_eq!(Verdict::decode(&bytes, &task).unwrap(), verdict());
         // The example of docs/formats/batch-protocol.md, for a batch without earlier parts.
+        let no_changes = Addition { usage: Some(UsageChanges::default()), ..Addition::default() };
         let first = VerificationTask { conflicts: 0, ..task.clone() };
-        let example = Verdict::decode(&[3, 0, 0, 0, 0, 0, 1, 0], &first).unwrap();
-        assert_eq!((example.dirs, example.addition), (vec![ROOT], Addition::default()));
+        let example = Verdict::decode(&[3, 0, 0, 0, 0, 0, 1, 0, 0], &first).unwrap();
+        assert_eq!((example.dirs, example.addition), (vec![ROOT], no_changes.clone()));
         let empty = Verdict {
-            addition: Addition::default(),
+            addition: no_changes,
             entries: 0,
             conflicts: Conflicts { count: task.conflicts, tables: Vec::new() },
             dirs: Vec::new(),

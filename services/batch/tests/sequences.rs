@@ -45,6 +45,8 @@ fn batches_and_synchronous_operations_match_the_model() {
                 assert_eq!(conflicts, [], "seed {seed}, round {round}");
             }
             assert_eq!(tree(&*master), tree(&model), "seed {seed}, round {round}");
+            // The counted use of the users is compared with all entries, too.
+            fixture.check(&format!("seed {seed}, round {round}"));
         }
     }
     assert!(done > refused / 5, "{done} done, {refused} refused");
@@ -115,6 +117,7 @@ fn batches_beside_changes_of_others_leave_a_whole_tree() {
                 }
                 Err(error) => panic!("{text}: {error}"),
             }
+            fixture.check(&text);
             // Every inode that the batch has created is found.
             let found = check(&*master, &text);
             let new = of_batch.iter().filter(|number| open.record.inodes.contains(number));

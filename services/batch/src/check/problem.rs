@@ -28,11 +28,13 @@ pub enum ProblemKind {
     WrongParent,
     /// An inode has a wrong number of links.
     WrongLinks,
+    /// The counted use of a user differs from the inodes that belong to the user.
+    WrongUsage,
 }
 
 impl ProblemKind {
     /// All kinds.
-    pub const ALL: [ProblemKind; 12] = [
+    pub const ALL: [ProblemKind; 13] = [
         ProblemKind::MissingTable,
         ProblemKind::DamagedTable,
         ProblemKind::BadEntry,
@@ -45,6 +47,7 @@ impl ProblemKind {
         ProblemKind::Cycle,
         ProblemKind::WrongParent,
         ProblemKind::WrongLinks,
+        ProblemKind::WrongUsage,
     ];
 
     /// Returns the identifier, which scripts can compare.
@@ -62,6 +65,7 @@ impl ProblemKind {
             ProblemKind::Cycle => "cycle",
             ProblemKind::WrongParent => "wrong-parent",
             ProblemKind::WrongLinks => "wrong-links",
+            ProblemKind::WrongUsage => "wrong-usage",
         }
     }
 
@@ -83,7 +87,7 @@ pub struct Problem {
     /// The kind.
     pub kind: ProblemKind,
     /// The directory and the name of the entry with the problem. The empty name stands for the
-    /// inode of the directory. `None` for a table.
+    /// inode of the directory. `None` for a table or a user.
     pub entry: Option<(u64, Vec<u8>)>,
     /// A description.
     pub detail: String,

@@ -1,6 +1,6 @@
 //! The entries of an image, as a check reads them.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use quell_vfs::{Kind, Result};
 use xxhash_rust::xxh3::xxh3_64;
@@ -9,6 +9,7 @@ use super::problem::{Checked, Problem, ProblemKind};
 use crate::entry::{Content, Entry, Inode, LINKED, ROOT};
 use crate::image::Image;
 use crate::key::split;
+use crate::usage::{Usage, UsageChanges, UsageOfUsers};
 
 /// The directories and files of an image, as its entries describe them.
 #[derive(Default)]
@@ -25,6 +26,8 @@ pub(super) struct Scan {
     /// The owner and the group of the first inode.
     pub(super) owner: Option<(u32, u32)>,
     numbers: HashSet<u64>,
+    /// The use of users by the entries.
+    usage: UsageChanges,
 }
 
 /// A directory.
@@ -68,7 +71,10 @@ impl Scan {
                 continue;
             };
             let noted = match Entry::decode(value) {
-                Ok(entry) => self.note(dir, name, &entry),
+                Ok(entry) => {
+                    self.usage.add(&entry);
+                    self.note(dir, name, &entry)
+                }
                 Err(_) => Err((ProblemKind::BadEntry, "the bytes are not an encoded entry".to_owned())),
             };
             if let Err((kind, detail)) = noted {
@@ -76,6 +82,24 @@ impl Scan {
             }
         }
         Ok(())
+    }
+
+    /// Reports each user whose counted use differs from the use by the entries.
+    pub(super) fn compare_usage(&self, counted: &UsageOfUsers, report: &mut dyn FnMut(&Problem)) {
+        let of_entries: UsageOfUsers = self.usage.applied_to(&UsageOfUsers::new()).into_iter().collect();
+        let users: BTreeSet<u32> = counted.keys().chain(of_entries.keys()).copied().collect();
+        for uid in users {
+            let of = |usage: &UsageOfUsers| usage.get(&uid).copied().unwrap_or_default();
+            let (counted, found) = (of(counted), of(&of_entries));
+            if counted != found {
+                let Usage { inodes, bytes } = counted;
+                let detail = format!(
+                    "{inodes} inodes and {bytes} bytes are counted for user {uid}, who has {} inodes and {} bytes",
+                    found.inodes, found.bytes
+                );
+                report(&Problem { kind: ProblemKind::WrongUsage, entry: None, detail });
+            }
+        }
     }
 
     pub(super) fn checked(&self) -> Checked {

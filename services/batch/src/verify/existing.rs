@@ -75,7 +75,10 @@ impl Pass<'_> {
             return self.keep_as_other_name(dir, name, after, reason);
         }
         match (number(&replaced), number(&before)) {
-            (None, _) => self.out.add(key, value),
+            (None, _) => {
+                self.usage.add(&after);
+                self.out.add(key, value)
+            }
             // The entry that the batch has replaced is removed with the changes of its inode.
             (Some(found), Some(expected)) if found == expected => {
                 self.patch.insert(Key::of_name(dir, name), Some(after));
@@ -182,6 +185,7 @@ impl Pass<'_> {
         match after {
             Some(after) if self.numbers.contains(number) => {
                 self.new_linked_inode(number, &after)?;
+                self.usage.add(&after);
                 self.out.add(key, value)?;
             }
             Some(Entry::Inode(after)) if after.number == number => self.inode_after(after)?,

@@ -59,6 +59,7 @@ impl Pass<'_> {
                 self.patch.insert(Key::of_dir(inode), Some(Entry::Inode(Inode { content, ..moved })));
             }
         }
+        self.usage.add(&entry);
         self.merged.add(&key, &entry)
     }
 

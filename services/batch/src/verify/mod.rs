@@ -38,6 +38,7 @@ use crate::certificate::{ProofForm, snapshot_hash};
 use crate::entry::LINKED;
 use crate::key::split;
 use crate::table_ref::first_table_of_batch;
+use crate::usage::UsageChanges;
 use crate::verdict::Verdict;
 use access::Accesses;
 use conflicts::ConflictOutput;
@@ -93,6 +94,7 @@ pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
         merged: MergedDirs::new(submission.files.clone(), record.number),
         kept: 0,
         entries: 0,
+        usage: UsageChanges::default(),
         submission,
     };
     let verdict = pass.read_tables().and_then(|()| pass.resolve()).and_then(|()| pass.finish());

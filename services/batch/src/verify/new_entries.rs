@@ -42,11 +42,13 @@ impl Pass<'_> {
             return self.merged_entry(dir, target, name, entry);
         }
         self.entries += 1;
+        self.usage.add(&entry);
         self.out.add(key, value)
     }
 
     /// Adds the inode of a new directory, which may be in a directory of an earlier part.
     fn add_dir_inode(&mut self, key: &[u8], value: &[u8], entry: Entry) -> Result<()> {
+        self.usage.add(&entry);
         if let Entry::Inode(inode) = entry
             && let Content::Parent { dir, name } = &inode.content
             && let Some(target) = self.merged.target_of(*dir)

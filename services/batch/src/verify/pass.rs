@@ -19,6 +19,7 @@ use crate::files::TableFiles;
 use crate::key::Key;
 use crate::table::Table;
 use crate::table_set::{SetLookups, TableSet};
+use crate::usage::UsageChanges;
 
 /// A batch, or a part of one, that is to be verified.
 pub(crate) struct Submission<'a> {
@@ -78,6 +79,8 @@ pub(super) struct Pass<'a> {
     /// The number of inodes for contents that are in conflict.
     pub(super) kept: u64,
     pub(super) entries: u64,
+    /// The changes of the use of users by the entries that were written.
+    pub(super) usage: UsageChanges,
 }
 
 impl Pass<'_> {

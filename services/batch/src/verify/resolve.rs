@@ -93,7 +93,15 @@ impl Pass<'_> {
         // The changes of existing entries are in a table that is newer than the tables of the
         // batch.
         self.out.end_table()?;
-        for (key, entry) in std::mem::take(&mut self.patch) {
+        let patch = std::mem::take(&mut self.patch);
+        let mut in_image = self.submission.current.lookups();
+        for (key, entry) in patch {
+            let before = match self.new_inode_of_dir(&key)? {
+                Some(inode) => Some(inode),
+                None => in_image.get(key.as_bytes())?.map(|value| Entry::decode(&value)).transpose()?,
+            };
+            before.iter().for_each(|before| self.usage.remove(before));
+            entry.iter().for_each(|entry| self.usage.add(entry));
             let value = entry.map_or(Vec::new(), |entry| entry.encode());
             self.out.add(key.as_bytes(), &value)?;
         }
@@ -101,16 +109,28 @@ impl Pass<'_> {
         // No other table of this verification has the keys of merged entries, except for the newest
         // one.
         tables.extend(self.merged.finish()?);
+        let mut usage = std::mem::take(&mut self.usage);
+        usage.remove_unchanged();
         let mut dirs = std::mem::take(&mut self.dirs);
         dirs.extend(self.accesses.read_dirs());
         dirs.sort_unstable();
         dirs.dedup();
         Ok(Verdict {
-            addition: Addition { tables, changed_dirs },
+            addition: Addition { tables, changed_dirs, usage: Some(usage) },
             entries: self.entries,
             conflicts: self.conflicts.finish()?,
             dirs,
         })
+    }
+
+    /// Returns the inode of a new directory that was written to the tables, if `key` is its key.
+    fn new_inode_of_dir(&self, key: &Key) -> Result<Option<Entry>> {
+        match split(key.as_bytes()) {
+            Some((dir, b"")) if self.new_dirs.contains_key(&dir) && self.merged.target_of(dir).is_none() => {
+                self.submitted(key)
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Returns the state of an inode in the snapshot.
