@@ -18,8 +18,8 @@ mod top;
 
 pub use batch::{
     BatchAbortArgs, BatchBeginArgs, BatchCommand, BatchCommitArgs, BatchConflictsArgs, BatchExportArgs,
-    BatchFsckArgs, BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchServeArgs, BatchSnapshotsArgs,
-    BatchStatusArgs, BatchVerifyArgs, BatchWatchArgs, ConflictSide,
+    BatchFsckArgs, BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchQuotaArgs, BatchServeArgs,
+    BatchSnapshotsArgs, BatchStatusArgs, BatchVerifyArgs, BatchWatchArgs, ConflictSide,
 };
 pub use blob::{
     BlobAddArgs, BlobBackupArgs, BlobBenchArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs,

@@ -47,6 +47,36 @@ impl Stage {
 }
 
 #[test]
+fn the_files_and_bytes_of_users_are_listed() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.batch_store();
+    let quota = |options: &[&str]| {
+        let mut command = stage.quell();
+        command.args(words(&[&"batch", &"quota", &store])).args(options);
+        stage.run(&mut command).expect(0).text()
+    };
+    let used = |files: u64, bytes: u64| {
+        let user = rustix::process::getuid().as_raw();
+        serde_json::json!({ "users": [{ "user": user, "files": files, "bytes": bytes }] })
+    };
+    let listed = || serde_json::from_str::<Value>(&quota(&["--json"])).expect("JSON");
+    // The root directory.
+    assert_eq!(listed(), used(1, 0));
+    for (options, files) in [(&[][..], 3), (&["--mode", "batch"][..], 5)] {
+        let name = format!("mount-{files}");
+        let mounted = stage.mount_batch(&store, options, &name);
+        fs::create_dir(mounted.point.join(&name)).unwrap();
+        fs::write(mounted.point.join(&name).join("file"), "bytes").unwrap();
+        mounted.umount();
+        assert_eq!(listed(), used(files, (files - 1) / 2 * 5));
+    }
+    assert!(quota(&[]).contains("5 files, 10 B"), "{}", quota(&[]));
+}
+
+#[test]
 fn a_batch_is_published_when_its_mount_is_removed() {
     if !can_mount() {
         return;

@@ -30,6 +30,7 @@ pub enum BatchCommand {
     Begin(BatchBeginArgs),
     Status(BatchStatusArgs),
     Snapshots(BatchSnapshotsArgs),
+    Quota(BatchQuotaArgs),
     Watch(BatchWatchArgs),
     Conflicts(BatchConflictsArgs),
     Commit(BatchCommitArgs),
@@ -251,6 +252,26 @@ Example:
   quell batch snapshots /shared/results
   quell batch snapshots /shared/results --json")]
 pub struct BatchSnapshotsArgs {
+    /// The store.
+    pub store: PathBuf,
+    #[command(flatten)]
+    pub output: JsonArg,
+    #[command(flatten)]
+    pub trust: TrustArgs,
+}
+
+/// List the use of a store by each user: the number of files, directories and links that belong to
+/// the user, and the size of the regular files.
+///
+/// The size is the one that ls(1) shows, so the holes of files count. A file with several names
+/// counts once. The changes of open batches do not count. There are no limits. Other users than the
+/// owner of the store see their own use.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell batch quota /shared/results
+  quell batch quota /shared/results --json")]
+pub struct BatchQuotaArgs {
     /// The store.
     pub store: PathBuf,
     #[command(flatten)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use quell_batch_service::{
     AuxiliarySummary, BatchCaller, BatchRecord, BatchSummary, Conflict, Marker, NameSpace, NewBatch, NewPart,
-    SnapshotSummary,
+    SnapshotSummary, Usage,
 };
 use quell_vfs::{Error, ErrorKind, Result};
 
@@ -365,6 +365,18 @@ impl StoreAccess {
         match &self.kind {
             Kind::Own(store) => store.primary().snapshots(),
             Kind::Served(remote) => remote.snapshots(),
+        }
+    }
+
+    /// Returns the use of each user who owns an inode, in the order of the users. Other users than
+    /// the owner of the store get their own use only.
+    ///
+    /// # Errors
+    /// `Damaged`; the errors of reads.
+    pub fn usage(&self) -> Result<Vec<(u32, Usage)>> {
+        match &self.kind {
+            Kind::Own(store) => Ok(store.primary().usage()),
+            Kind::Served(remote) => remote.usage(),
         }
     }
 

@@ -83,6 +83,7 @@ pub(crate) fn perform(names: &dyn NameSpace, request: Request) -> Result<Reply> 
         | Request::Prepare { .. }
         | Request::Publish { .. }
         | Request::RollBack { .. }
+        | Request::Usage { .. }
         | Request::Counters => {
             let source = Some("it is not a request on names".into());
             return Err(Error { source, ..Error::new(ErrorKind::Unsupported, "execute a request", "") });

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use quell_batch_service::{
     AuxiliarySummary, BatchRecord, BatchSummary, Conflict, Marker, NewBatch, NewPart, PROTOCOL, Reply,
-    Request, SnapshotSummary,
+    Request, SnapshotSummary, Usage,
 };
 use quell_threads::lock;
 use quell_transport::peer::{Client, Endpoint, was_not_executed};
@@ -164,6 +164,18 @@ impl Remote {
             |snapshot: &SnapshotSummary| snapshot.batch,
             |after| match self.call(&Request::Snapshots { after })? {
                 Reply::Snapshots { snapshots, is_last } => Ok((snapshots, is_last)),
+                _ => Err(self.unexpected_reply()),
+            },
+        )
+    }
+
+    /// Returns the use of the users, in their order.
+    pub(crate) fn usage(&self) -> Result<Vec<(u32, Usage)>> {
+        self.list(
+            // The next part begins at the user after this one.
+            |(uid, _): &(u32, Usage)| u64::from(*uid) + 1,
+            |from| match self.call(&Request::Usage { from })? {
+                Reply::Usage { users, is_last } => Ok((users, is_last)),
                 _ => Err(self.unexpected_reply()),
             },
         )

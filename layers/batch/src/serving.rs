@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, NewBatch, NewPart, PROTOCOL, Reply, Request, SnapshotSummary,
+    BatchCaller, BatchRecord, NewBatch, NewPart, PROTOCOL, Reply, Request, SnapshotSummary, Usage,
 };
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
@@ -19,7 +19,7 @@ use crate::store::BatchStore;
 /// No more items of a list are added to a reply when they have this many bytes.
 const LISTED_BYTES: usize = 128 << 10;
 /// The kinds of requests, in the order of their numbers, as counters name them.
-const KINDS: [&str; 28] = [
+const KINDS: [&str; 29] = [
     "hello",
     "lookup",
     "find",
@@ -48,6 +48,7 @@ const KINDS: [&str; 28] = [
     "prepare",
     "publish",
     "roll_back",
+    "usage",
 ];
 /// The numbers of the requests that wait for the lock of a batch, which a commit has for minutes.
 const ENDS: [u32; 6] = [13, 14, 19, 25, 26, 27];
@@ -233,6 +234,12 @@ impl ServedStore {
                 let (snapshots, is_last) = page(snapshots.filter(is_wanted));
                 Reply::Snapshots { snapshots, is_last }
             }
+            Request::Usage { from } => {
+                let users = self.store.primary().usage().into_iter();
+                let is_wanted = |(uid, _): &(u32, Usage)| u64::from(*uid) >= from && requester.is(*uid);
+                let (users, is_last) = page(users.filter(is_wanted));
+                Reply::Usage { users, is_last }
+            }
             Request::AuxiliaryServers => Reply::AuxiliaryServers(self.store.auxiliaries().summaries()),
             Request::NextVerification { .. } | Request::Verdict { .. } => return Err(refuse_verifier()),
             Request::Counters => {
@@ -267,7 +274,8 @@ impl ServedStore {
             | Request::Change { .. }
             | Request::Sync
             | Request::Batches { .. }
-            | Request::Snapshots { .. } => Ok(()),
+            | Request::Snapshots { .. }
+            | Request::Usage { .. } => Ok(()),
             Request::Begin { caller: stated, .. } if stated.uid == caller.uid => Ok(()),
             Request::Begin { .. } => refuse("the client states another user than its own"),
             Request::Commit { batch }
@@ -348,6 +356,7 @@ fn uses_image(request: &Request) -> bool {
         | Request::BeginForParts { .. }
         | Request::Commit { .. }
         | Request::Prepare { .. }
+        | Request::Usage { .. }
         | Request::Conflicts { .. } => true,
         Request::Hello { .. }
         | Request::Sync
@@ -396,6 +405,7 @@ fn kind_of(request: &Request) -> usize {
         Request::Prepare { .. } => 25,
         Request::Publish { .. } => 26,
         Request::RollBack { .. } => 27,
+        Request::Usage { .. } => 28,
     }
 }
 

@@ -13,7 +13,7 @@ use quell_batch::{AuxiliaryServer, BatchStore, Marker, Requester, ServedStore, f
 use quell_batch_service::{
     Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, MEMORY_BYTES, NameSpace,
     NewNode, PROTOCOL, PrivateEntries, ProofForm, ROOT, Reply, Request, SummaryState, TableDir, Timestamp,
-    VerificationResult,
+    Usage, VerificationResult,
 };
 use quell_vfs::{ErrorKind, NewEntry, Time};
 use quell_wire::{Failure, decode, encode};
@@ -253,7 +253,16 @@ fn batches_of_others_are_neither_listed_nor_ended() {
         panic!()
     };
     assert_eq!(snapshots.iter().map(|snapshot| snapshot.batch).collect::<Vec<_>>(), [own]);
+    let users = |requester: &Requester| match fixture.call(requester, &Request::Usage { from: 0 }) {
+        Ok(Reply::Usage { users, is_last: true }) => users,
+        reply => panic!("{reply:?}"),
+    };
     let owner = Requester::Owner;
+    let all = users(&owner);
+    assert!(all.len() > 1 && all.is_sorted_by_key(|(uid, _)| *uid), "{all:?}");
+    let of_other = (USER + 1, Usage { inodes: 1, bytes: 0 });
+    assert!(all.contains(&of_other), "{all:?}");
+    assert_eq!(users(&other), [of_other]);
     let Ok(Reply::Batches { batches, .. }) = fixture.call(&owner, &Request::Batches { after: 0 }) else {
         panic!()
     };

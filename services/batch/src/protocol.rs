@@ -11,6 +11,7 @@ use crate::entry::{Content, INLINE_BYTES_MAX, Inode, Timestamp};
 use crate::names::{FoundNode, NewNode, Place, Removed, Renamed};
 use crate::snapshots::SnapshotSummary;
 use crate::task::VerificationTask;
+use crate::usage::Usage;
 use crate::verdict::VERDICT_BYTES_MAX;
 
 /// The version of the protocol, and of the rules of the verification: an auxiliary server must not
@@ -62,6 +63,7 @@ pub enum Request {
     Prepare { batch: u64, marker: Marker },
     Publish { batch: u64, marker: String },
     RollBack { batch: u64, marker: String },
+    Usage { from: u64 },
 }
 
 /// The end of a verification by an auxiliary server.
@@ -167,6 +169,11 @@ pub enum Reply {
         task: Box<VerificationTask>,
     },
     AuxiliaryServers(Vec<AuxiliarySummary>),
+    /// The use of the next users, and whether they are the last ones.
+    Usage {
+        users: Vec<(u32, Usage)>,
+        is_last: bool,
+    },
 }
 
 /// A name of a directory.
@@ -213,6 +220,7 @@ impl Request {
             | Request::Counters
             | Request::Snapshots { .. }
             | Request::Submit { .. }
+            | Request::Usage { .. }
             | Request::AuxiliaryServers => true,
             // The name space returns the error for a name that is too long.
             Request::Lookup { .. } | Request::Remove { .. } | Request::RemoveDir { .. } => true,
@@ -273,6 +281,7 @@ impl Request {
             | Request::AuxiliaryServers
             | Request::Prepare { .. }
             | Request::Publish { .. }
+            | Request::Usage { .. }
             | Request::RollBack { .. } => {}
         }
     }
@@ -296,6 +305,7 @@ impl Request {
             | Request::AuxiliaryServers
             | Request::Prepare { .. }
             | Request::Publish { .. }
+            | Request::Usage { .. }
             | Request::RollBack { .. } => true,
             Request::Create { .. }
             | Request::Link { .. }
