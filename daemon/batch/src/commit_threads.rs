@@ -161,6 +161,10 @@ fn run(store: &ServedStore, queue: &CommitQueue) {
         match work {
             Work::Commit(Taken { request, rights, reply }) => {
                 reply.send(store.execute(&rights, &request.bytes, request.reply_bytes_max));
+                // The request may have submitted a batch.
+                if store.has_submitted() {
+                    queue.commit_submitted();
+                }
             }
             // The next request that needs the image tries again, and gets the error.
             Work::Submitted => _ = store.commit_submitted(),
