@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -685,4 +685,27 @@ fn one_file_can_be_read_written_and_mapped_concurrently() {
     }
     drop(file);
     mounted.umount();
+}
+
+#[test]
+fn the_blocks_of_a_file_count_before_and_after_they_are_in_the_store() {
+    let fixture = log_fixture!();
+    for form in ["container", "object"] {
+        let mounted = fixture.mount_with(&[&fixture.store], &["--new-files", form]);
+        // The second size is larger than the data that an object can have.
+        for size in [100_000, 3_000_000] {
+            let path = mounted.point.join(format!("{form}-{size}"));
+            let file = fs::File::create(&path).unwrap();
+            file.write_all_at(&noise(size, 1), 0).unwrap();
+            let bytes = || fs::metadata(&path).unwrap().blocks() * 512;
+            // A log also has headers and checksums.
+            let expected = size as u64..size as u64 * 11 / 10 + 8192;
+            assert!(expected.contains(&bytes()), "written, {form}: {} of {size}", bytes());
+            file.sync_all().unwrap();
+            assert!(expected.contains(&bytes()), "synced, {form}: {} of {size}", bytes());
+            drop(file);
+            assert!(expected.contains(&bytes()), "closed, {form}: {} of {size}", bytes());
+        }
+        mounted.umount();
+    }
 }
