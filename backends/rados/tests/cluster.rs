@@ -103,10 +103,16 @@ fn in_the_network_of_the_cluster() {
         return; // the other test calls this one in another process
     };
     let second = Duration::from_secs(1);
-    let options =
-        PoolOptions { operation_timeout: second, connect_timeout: 5 * second, ..PoolOptions::default() };
-    let pool = Pool::open(&address, &options).expect("the pool");
-    let objects: Arc<dyn Objects> = Arc::new(pool);
+    // A busy machine delays operations, in particular the first ones on a new pool.
+    let options = PoolOptions {
+        operation_timeout: 60 * second,
+        connect_timeout: 60 * second,
+        ..PoolOptions::default()
+    };
+    let open_pool = |options: &PoolOptions| -> Arc<dyn Objects> {
+        Arc::new(Pool::open(&address, options).expect("the pool"))
+    };
+    let objects = open_pool(&options);
     promises::all(&objects);
 
     // Several large objects in flight.
@@ -126,6 +132,8 @@ fn in_the_network_of_the_cluster() {
     assert_eq!(missing.kind, ErrorKind::NotFound, "{missing}");
 
     // A cluster that performs no operations is an error, and acknowledged commits stay.
+    let short = PoolOptions { operation_timeout: 5 * second, ..options.clone() };
+    let objects = open_pool(&short);
     let store = open(&objects, "stopped").expect("a new store");
     store.commit(put("a", b"1")).expect("a commit");
     let stopped = StoppedOsds::new();
@@ -140,8 +148,7 @@ fn in_the_network_of_the_cluster() {
     assert!(found.contains_key("a") && !found.contains_key("c"), "{found:?}");
 
     // An OSD that is killed delays commits until the cluster has noticed it; none of them fails.
-    let patient = PoolOptions { operation_timeout: 15 * second, ..options };
-    let objects: Arc<dyn Objects> = Arc::new(Pool::open(&address, &patient).expect("the pool"));
+    let objects = open_pool(&options);
     let store = open(&objects, "killed").expect("a new store");
     let mut slowest = Duration::ZERO;
     for number in 0..200 {
