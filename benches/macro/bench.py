@@ -659,7 +659,8 @@ def main():
         keep(options.only or "latest", made_by, facts, results)
         if not options.only:
             keep("log", made_by, facts, {LOG_MOUNTS: bench.rows[first_log_row:]})
-        run([sys.executable, HERE / "headline.py"])
+        with tempfile.TemporaryDirectory(prefix="quell-bench.") as fonts:
+            run([sys.executable, HERE / "headline.py"], env={**os.environ, "MPLCONFIGDIR": fonts})
     return 0 if all(row.met is not False for rows in results.values() for row in rows) else 1
 
 
