@@ -497,8 +497,10 @@ fn a_node_whose_parent_ends_receives_the_rest_from_an_ancestor() {
     reader.end(Duration::ZERO, || true);
 }
 
-/// Functions that return a wrong reply to a request for a block with these bytes.
-const WRONG_REPLIES: [fn(&[u8]) -> Vec<u8>; 4] = [
+/// Returns a wrong reply to a request for a block with these bytes.
+type WrongReply = fn(&[u8]) -> Vec<u8>;
+
+const WRONG_REPLIES: [WrongReply; 4] = [
     // The checksum belongs to other bytes.
     |right| encode(&Reply::Block { checksum: block_checksum(right) ^ 1, bytes: right }),
     // The right checksum of a block that is too short.
