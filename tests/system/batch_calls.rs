@@ -28,7 +28,7 @@ const SYNCHRONOUS: Mode = Mode { options: &["--mode", "sync"], has_server: false
 const SERVED: Mode = Mode { options: &["--mode", "sync"], has_server: true };
 const BATCH: Mode = Mode { options: &["--mode", "batch"], has_server: false };
 
-/// Runs `work` in a real directory and in a mount, and compares what it prints, and the trees that
+/// Runs `work` in a real directory and in a mount, and compares the outputs, and the trees that
 /// remain. The tree of the mount is read again after the mount was removed.
 #[track_caller]
 fn agrees(mode: Mode, work: impl Fn(&Stage, &Path) -> Command) {

@@ -94,7 +94,8 @@ impl Scan {
             if counted != found {
                 let Usage { inodes, bytes } = counted;
                 let detail = format!(
-                    "{inodes} inodes and {bytes} bytes are counted for user {uid}, who has {} inodes and {} bytes",
+                    "{inodes} inodes and {bytes} bytes are counted for user {uid}, and the entries have {} inodes \
+                     and {} bytes",
                     found.inodes, found.bytes
                 );
                 report(&Problem { kind: ProblemKind::WrongUsage, entry: None, detail });
