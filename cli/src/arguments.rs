@@ -19,7 +19,7 @@ mod top;
 pub use batch::{
     BatchAbortArgs, BatchBeginArgs, BatchCommand, BatchCommitArgs, BatchConflictsArgs, BatchExportArgs,
     BatchFsckArgs, BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchQuotaArgs, BatchServeArgs,
-    BatchSnapshotsArgs, BatchStatusArgs, BatchVerifyArgs, BatchWatchArgs, ConflictSide,
+    BatchSnapshotsArgs, BatchStatusArgs, BatchVerifyArgs, BatchWatchArgs, ConflictSide, NumberLimit,
 };
 pub use blob::{
     BlobAddArgs, BlobBackupArgs, BlobBenchArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs,

@@ -25,6 +25,7 @@ mod progress;
 mod run_inputs;
 mod screen;
 mod serving;
+mod sizes;
 mod staging;
 mod stop_condition;
 mod store_table;

@@ -1,9 +1,12 @@
 //! `quell batch` and `quell mount --batch`.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, chmod};
+use rustix::io::Errno;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -58,9 +61,15 @@ fn the_files_and_bytes_of_users_are_listed() {
         command.args(words(&[&"batch", &"quota", &store])).args(options);
         stage.run(&mut command).expect(0).text()
     };
+    let user = rustix::process::getuid().as_raw();
     let used = |files: u64, bytes: u64| {
-        let user = rustix::process::getuid().as_raw();
-        serde_json::json!({ "users": [{ "user": user, "files": files, "bytes": bytes }] })
+        serde_json::json!({
+            "store": { "files": files, "bytes": bytes, "files_limit": null, "bytes_limit": null },
+            "each_user": { "files_limit": null, "bytes_limit": null },
+            "users": [{
+                "user": user, "files": files, "bytes": bytes, "files_limit": null, "bytes_limit": null,
+            }],
+        })
     };
     let listed = || serde_json::from_str::<Value>(&quota(&["--json"])).expect("JSON");
     // The root directory.
@@ -73,7 +82,59 @@ fn the_files_and_bytes_of_users_are_listed() {
         mounted.umount();
         assert_eq!(listed(), used(files, (files - 1) / 2 * 5));
     }
-    assert!(quota(&[]).contains("5 files, 10 B"), "{}", quota(&[]));
+    assert_eq!(quota(&[]), format!("whole store  5 files, 10 B\n{user:>11}  5 files, 10 B\n"));
+}
+
+#[test]
+fn operations_beyond_the_limit_of_a_store_fail_with_edquot() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.batch_store();
+    let quota = |options: &[&str]| {
+        let mut command = stage.quell();
+        command.args(words(&[&"batch", &"quota", &store])).args(options);
+        stage.run(&mut command)
+    };
+    const EDQUOT: Errno = Errno::DQUOT;
+    let errno = |result: std::io::Result<()>| result.map_err(|error| Errno::from_io_error(&error).unwrap());
+    assert_eq!(quota(&["--whole-store", "--files", "4", "--bytes", "1M"]).expect(0).text(), "");
+    // Other processes find the server of the mount, and change the limits of the mounted store.
+    let mounted = stage.mount_batch(&store, &[], "mount");
+    let path = |name: &str| mounted.point.join(name);
+    fs::write(path("a"), [7; 1000]).unwrap();
+    fs::create_dir(path("b")).unwrap();
+    symlink("target", path("c")).unwrap();
+    assert_eq!(errno(fs::write(path("d"), "")), Err(EDQUOT));
+    assert!(!path("d").exists());
+    fs::remove_file(path("c")).unwrap();
+    // The size is sent to the name space when the file is closed.
+    let mut file = File::create(path("d")).unwrap();
+    file.write_all(&vec![7; 1 << 20]).unwrap();
+    let second = file.try_clone().unwrap();
+    assert_eq!(errno(file.sync_all()), Err(EDQUOT));
+    assert_eq!(errno(second.sync_all()), Err(EDQUOT));
+    file.set_len(0).unwrap();
+    file.sync_all().unwrap();
+    drop((file, second));
+    let space = rustix::fs::statvfs(&mounted.point).unwrap();
+    assert_eq!((space.f_files, space.f_ffree), (4, 0));
+    assert_eq!(
+        (space.f_blocks * space.f_frsize, space.f_bfree * space.f_frsize),
+        (1 << 20, (1 << 20) - 4096)
+    );
+    mounted.umount();
+    // A batch that was committed beyond the limit stays open.
+    let mounted = stage.mount_batch(&store, &["--mode", "batch"], "batch");
+    fs::write(mounted.point.join("e"), "").unwrap();
+    let (code, error) = mounted.unmounted();
+    assert!(code != Some(0) && error.contains("the store would have 5 inodes; the limit is 4"), "{error}");
+    assert_eq!(quota(&["--whole-store", "--files", "none"]).expect(0).text(), "");
+    stage.run(stage.quell().args(words(&[&"batch", &"commit", &store, &"1"]))).expect(0);
+    let user = rustix::process::getuid().as_raw();
+    let listed = format!("whole store  5 files, 1,000 B; at most 1.00 MiB\n{user:>11}  5 files, 1,000 B\n");
+    assert_eq!(quota(&[]).expect(0).text(), listed);
 }
 
 #[test]

@@ -384,7 +384,7 @@ impl<'a> Mounted<'a> {
     }
 
     /// Unmounts, and returns the exit code and the messages.
-    fn unmounted(self) -> (Option<i32>, String) {
+    pub fn unmounted(self) -> (Option<i32>, String) {
         // A program that another test starts has this process's descriptors open until its exec.
         let mut last = (None, String::new());
         let is_done = eventually(|| {

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 
 use super::log::JsonArg;
 use super::pool::StagingArgs;
-use crate::users;
+use crate::{sizes, users};
 
 /// Run the operations of a job in a private name space, then verify and publish all of them at
 /// once.
@@ -260,24 +260,79 @@ pub struct BatchSnapshotsArgs {
     pub trust: TrustArgs,
 }
 
-/// List the use of a store by each user: the number of files, directories and links that belong to
-/// the user, and the size of the regular files.
+/// List the use of a store by each user, and its limits; or set a limit.
 ///
-/// The size is the one that ls(1) shows, so the holes of files count. A file with several names
-/// counts once. The changes of open batches do not count. There are no limits. Other users than the
-/// owner of the store see their own use.
+/// The use of a user is the number of files, directories and links that belong to the user, and the
+/// size of the regular files as ls(1) shows it, so the holes of files count. A file with several
+/// names counts once. The changes of open batches do not count. Users other than the owner of the
+/// store see their own use.
+///
+/// An operation that would increase a number above its limit fails with "Disk quota exceeded", and
+/// so does the commit of a batch, which stays open. A limit below the present use is permitted.
+/// The limits of users do not apply to root. df(1) shows the limit of the whole store.
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Example:
+#[command(
+    group(ArgGroup::new("subject").requires("numbers")),
+    group(ArgGroup::new("numbers").multiple(true).requires("subject")),
+    after_help = "\
+Examples:
   quell batch quota /shared/results
-  quell batch quota /shared/results --json")]
+  # at most 1,000,000 files and 500 GiB for each user, but 2 TiB for alice
+  quell batch quota /shared/results --each-user --files 1000000 --bytes 500G
+  quell batch quota /shared/results --user alice --bytes 2T
+  # the limit for each user applies to alice again
+  quell batch quota /shared/results --user alice --bytes default"
+)]
 pub struct BatchQuotaArgs {
     /// The store.
     pub store: PathBuf,
+    /// Set the limit of this user (a name or a number).
+    #[arg(long, value_name = "USER", value_parser = users::parse, group = "subject")]
+    pub user: Option<u32>,
+    /// Set the limit of each user who has no limit of their own.
+    #[arg(long, group = "subject")]
+    pub each_user: bool,
+    /// Set the limit of all users together.
+    #[arg(long, group = "subject")]
+    pub whole_store: bool,
+    /// The largest number of files, directories and links; `none` for any number; `default` with
+    /// `--user` for the limit for each user.
+    #[arg(long, value_name = "NUMBER", value_parser = files_limit, group = "numbers")]
+    pub files: Option<NumberLimit>,
+    /// The largest total size of the regular files, in bytes or with the unit K, M, G, T or P (2^10
+    /// to 2^50 bytes); `none` for any size; `default` with `--user` for the limit for each user.
+    #[arg(long, value_name = "SIZE", value_parser = bytes_limit, group = "numbers")]
+    pub bytes: Option<NumberLimit>,
     #[command(flatten)]
     pub output: JsonArg,
     #[command(flatten)]
     pub trust: TrustArgs,
+}
+
+/// One number of a limit, as an option states it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NumberLimit {
+    AtMost(u64),
+    /// Any number is permitted.
+    None,
+    /// The limit for each user applies.
+    Default,
+}
+
+fn files_limit(text: &str) -> Result<NumberLimit, String> {
+    number_limit(text, |text| text.parse().map_err(|_| "a limit is a number, `none` or `default`".into()))
+}
+
+fn bytes_limit(text: &str) -> Result<NumberLimit, String> {
+    number_limit(text, sizes::parse)
+}
+
+fn number_limit(text: &str, parse: impl Fn(&str) -> Result<u64, String>) -> Result<NumberLimit, String> {
+    match text {
+        "none" => Ok(NumberLimit::None),
+        "default" => Ok(NumberLimit::Default),
+        number => parse(number).map(NumberLimit::AtMost),
+    }
 }
 
 /// Print how many names a running batch has created, changed and removed, and the total size of its

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::top::{EndpointArg, TopArgs};
+use crate::sizes;
 
 /// Start, describe and end pools: file systems of a job's own on local disks.
 ///
@@ -217,21 +218,12 @@ pub enum PoolConsistency {
     Commit,
 }
 
-/// Parses a size with the unit M, G or T (2^20, 2^30 and 2^40 bytes). Returns bytes.
+/// Parses the size of the memory of a daemon. Returns bytes.
 fn memory_size(text: &str) -> Result<u64, String> {
     const BYTES_MIN: u64 = 16 << 20;
-    let parsed = text.split_at_checked(text.len().saturating_sub(1)).and_then(|(number, unit)| {
-        let unit: u64 = match unit {
-            "M" => 1 << 20,
-            "G" => 1 << 30,
-            "T" => 1 << 40,
-            _ => return None,
-        };
-        number.parse::<u32>().ok().and_then(|number| unit.checked_mul(number.into()))
-    });
-    match parsed.filter(|bytes| *bytes >= BYTES_MIN) {
-        Some(bytes) => Ok(bytes),
-        None => Err("a size is a number with the unit M, G or T, such as 512M or 4G, at least 16M".into()),
+    match sizes::parse(text)? {
+        bytes if bytes >= BYTES_MIN => Ok(bytes),
+        _ => Err("a daemon needs at least 16M".into()),
     }
 }
 

@@ -7,16 +7,18 @@ use std::time::Duration;
 
 use indicatif::{HumanBytes, HumanCount};
 use quell_batch::{Adoption, AdoptionProgress, BatchStore, PartProgress, StoreAccess, split_path};
-use quell_batch_service::{AuxiliarySummary, BatchSummary, PartState, SnapshotSummary, SummaryState, Usage};
+use quell_batch_service::{AuxiliarySummary, BatchSummary, PartState, SnapshotSummary, SummaryState};
 use quell_vfs::{Error, ErrorKind};
 use serde_json::{Value, json};
 
 use super::batch_blobs::BlobTransaction;
 use super::batch_store::{WAIT, report_conflicts};
-use super::{batch_blobs, batch_conflicts, batch_copy, batch_fsck, batch_serve, batch_verify, batch_watch};
+use super::{
+    batch_blobs, batch_conflicts, batch_copy, batch_fsck, batch_quota, batch_serve, batch_verify, batch_watch,
+};
 use crate::arguments::{
-    BatchAbortArgs, BatchBeginArgs, BatchCommand, BatchCommitArgs, BatchInitArgs, BatchQuotaArgs,
-    BatchSnapshotsArgs, BatchStatusArgs,
+    BatchAbortArgs, BatchBeginArgs, BatchCommand, BatchCommitArgs, BatchInitArgs, BatchSnapshotsArgs,
+    BatchStatusArgs,
 };
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{shown, shown_bytes, text_of_bytes};
@@ -36,7 +38,7 @@ pub fn run(command: BatchCommand, quiet: bool) -> Result<ExitCode, Failure> {
         BatchCommand::Begin(args) => begin(&args),
         BatchCommand::Status(args) => status(&args),
         BatchCommand::Snapshots(args) => snapshots(&args),
-        BatchCommand::Quota(args) => quota(&args),
+        BatchCommand::Quota(args) => batch_quota::run(&args),
         BatchCommand::Watch(args) => batch_watch::run(&args),
         BatchCommand::Conflicts(args) => batch_conflicts::run(&args, quiet),
         BatchCommand::Commit(args) => commit(&args, quiet),
@@ -185,22 +187,6 @@ fn snapshots(args: &BatchSnapshotsArgs) -> Result<ExitCode, Failure> {
             HumanBytes(snapshot.own_bytes),
             shown(&snapshot.name),
         );
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn quota(args: &BatchQuotaArgs) -> Result<ExitCode, Failure> {
-    let usage = StoreAccess::open_of(&args.store, &args.trust.trust_owner, WAIT)?.usage()?;
-    // Sparse files can have more bytes together than 64 bits can state.
-    let bytes = |usage: &Usage| u64::try_from(usage.bytes).unwrap_or(u64::MAX);
-    if args.output.json {
-        let line = |(uid, usage): &(u32, Usage)| json!({ "user": uid, "files": usage.inodes, "bytes": bytes(usage) });
-        let lines: Vec<Value> = usage.iter().map(line).collect();
-        outln!("{:#}", json!({ "users": lines }));
-        return Ok(ExitCode::SUCCESS);
-    }
-    for (uid, usage) in &usage {
-        outln!("{uid:>10}  {}, {}", counted(usage.inodes, "file", "files"), HumanBytes(bytes(usage)));
     }
     Ok(ExitCode::SUCCESS)
 }

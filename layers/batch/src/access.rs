@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quell_batch_service::{
-    AuxiliarySummary, BatchCaller, BatchRecord, BatchSummary, Conflict, Marker, NameSpace, NewBatch, NewPart,
-    SnapshotSummary, Usage,
+    AuxiliarySummary, BatchCaller, BatchRecord, BatchSummary, Conflict, LimitChange, Marker, NameSpace,
+    NewBatch, NewPart, Quota, QuotaSubject, SnapshotSummary,
 };
 use quell_vfs::{Error, ErrorKind, Result};
 
@@ -368,15 +368,28 @@ impl StoreAccess {
         }
     }
 
-    /// Returns the use of each user who owns an inode, in the order of the users. Other users than
-    /// the owner of the store get their own use only.
+    /// Returns the use and the limit of the store, the limit for each user, and the use and the
+    /// limit of each user who has one of them, in the order of the users. Of the users, those other
+    /// than the owner of the store get only themselves.
     ///
     /// # Errors
     /// `Damaged`; the errors of reads.
-    pub fn usage(&self) -> Result<Vec<(u32, Usage)>> {
+    pub fn quotas(&self) -> Result<Vec<Quota>> {
         match &self.kind {
-            Kind::Own(store) => Ok(store.primary().usage()),
-            Kind::Served(remote) => remote.usage(),
+            Kind::Own(store) => Ok(store.primary().quotas()),
+            Kind::Served(remote) => remote.quotas(),
+        }
+    }
+
+    /// Changes a limit of the use.
+    ///
+    /// # Errors
+    /// `PermissionDenied` for users other than the owner of the store; as for
+    /// [`Primary::set_limit`](quell_batch_service::Primary::set_limit).
+    pub fn set_limit(&self, subject: QuotaSubject, change: LimitChange) -> Result<()> {
+        match &self.kind {
+            Kind::Own(store) => store.primary().set_limit(subject, change),
+            Kind::Served(remote) => remote.set_limit(subject, change),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, RwLock};
 
 use quell_batch_service::{
-    Content, DEPTH_MAX, FoundNode, InodeChange, NameSpace, NewNode, Place, ROOT, XattrChange,
+    Content, DEPTH_MAX, FoundNode, InodeChange, NameSpace, NewNode, Place, Quota, ROOT, XattrChange,
 };
 use quell_mount_state::Cursors;
 use quell_posix::WritableDir;
@@ -465,6 +465,71 @@ impl Writable for BatchFs {
     }
 
     fn space(&self) -> Result<Space> {
-        self.shared.data.space()
+        let space = self.shared.data.space()?;
+        Ok(match self.shared.name_space.quota()? {
+            Some(quota) => within_quota(space, &quota),
+            None => space,
+        })
+    }
+}
+
+/// Returns the space of a store with a limit on a file system with this space.
+fn within_quota(space: Space, Quota { usage, limit, .. }: &Quota) -> Space {
+    let mut within = space;
+    if let Some(bytes) = limit.bytes {
+        let left = bytes.saturating_sub(u64::try_from(usage.bytes).unwrap_or(u64::MAX));
+        within.total_bytes = space.total_bytes.min(bytes);
+        within.free_bytes = space.free_bytes.min(left);
+        within.available_bytes = space.available_bytes.min(left);
+    }
+    if let Some(inodes) = limit.inodes {
+        let left = inodes.saturating_sub(usage.inodes);
+        // A file system that reports no number of entries has no limit for them.
+        let is_reported = space.entries > 0;
+        within.entries = if is_reported { space.entries.min(inodes) } else { inodes };
+        within.entries_free = if is_reported { space.entries_free.min(left) } else { left };
+    }
+    within
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_batch_service::{Limit, QuotaSubject, Usage};
+
+    use super::*;
+
+    #[test]
+    fn the_space_of_a_store_is_that_of_its_limit_or_of_the_file_system() {
+        let space = Space {
+            total_bytes: 1000,
+            free_bytes: 500,
+            available_bytes: 400,
+            entries: 50,
+            entries_free: 20,
+            ..Space::default()
+        };
+        let usage = Usage { inodes: 10, bytes: 100 };
+        let quota = |inodes, bytes| {
+            let limit = Limit { inodes, bytes };
+            Quota { subject: QuotaSubject::Store, usage, limit }
+        };
+        assert_eq!(within_quota(space, &quota(None, None)), space);
+        assert_eq!(within_quota(space, &quota(Some(1000), Some(10_000))), space);
+        let expected = Space {
+            total_bytes: 300,
+            free_bytes: 200,
+            available_bytes: 200,
+            entries: 12,
+            entries_free: 2,
+            ..space
+        };
+        assert_eq!(within_quota(space, &quota(Some(12), Some(300))), expected);
+        let full = within_quota(space, &quota(Some(10), Some(99)));
+        assert_eq!((full.entries, full.entries_free), (10, 0));
+        assert_eq!((full.total_bytes, full.free_bytes, full.available_bytes), (99, 0, 0));
+        // The number of entries of the file system is not known.
+        let unknown = Space { entries: 0, entries_free: 0, ..space };
+        let within = within_quota(unknown, &quota(Some(12), None));
+        assert_eq!((within.entries, within.entries_free), (12, 2));
     }
 }

@@ -67,6 +67,7 @@ pub(crate) fn perform(names: &dyn NameSpace, request: Request) -> Result<Reply> 
             names.sync()?;
             Reply::Done
         }
+        Request::Quota => Reply::Quota(names.quota()?),
         Request::Hello { .. }
         | Request::Begin { .. }
         | Request::BeginForParts { .. }
@@ -83,7 +84,8 @@ pub(crate) fn perform(names: &dyn NameSpace, request: Request) -> Result<Reply> 
         | Request::Prepare { .. }
         | Request::Publish { .. }
         | Request::RollBack { .. }
-        | Request::Usage { .. }
+        | Request::Quotas { .. }
+        | Request::SetLimit { .. }
         | Request::Counters => {
             let source = Some("it is not a request on names".into());
             return Err(Error { source, ..Error::new(ErrorKind::Unsupported, "execute a request", "") });

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use quell_batch_service::{
-    AuxiliarySummary, BatchRecord, BatchSummary, Conflict, Marker, NewBatch, NewPart, PROTOCOL, Reply,
-    Request, SnapshotSummary, Usage,
+    AuxiliarySummary, BatchRecord, BatchSummary, Conflict, LimitChange, Marker, NewBatch, NewPart, PROTOCOL,
+    Quota, QuotaSubject, Reply, Request, SnapshotSummary,
 };
 use quell_threads::lock;
 use quell_transport::peer::{Client, Endpoint, was_not_executed};
@@ -169,16 +169,24 @@ impl Remote {
         )
     }
 
-    /// Returns the use of the users, in their order.
-    pub(crate) fn usage(&self) -> Result<Vec<(u32, Usage)>> {
+    /// Returns the use and the limits of the store and of users, in the order of their subjects.
+    pub(crate) fn quotas(&self) -> Result<Vec<Quota>> {
         self.list(
-            // The next part begins at the user after this one.
-            |(uid, _): &(u32, Usage)| u64::from(*uid) + 1,
-            |from| match self.call(&Request::Usage { from })? {
-                Reply::Usage { users, is_last } => Ok((users, is_last)),
+            // The next part begins at the subject after this one.
+            |quota: &Quota| quota.subject.position() + 1,
+            |from| match self.call(&Request::Quotas { from })? {
+                Reply::Quotas { quotas, is_last } => Ok((quotas, is_last)),
                 _ => Err(self.unexpected_reply()),
             },
         )
+    }
+
+    /// Changes a limit.
+    pub(crate) fn set_limit(&self, subject: QuotaSubject, change: LimitChange) -> Result<()> {
+        match self.call(&Request::SetLimit { subject, change })? {
+            Reply::Done => Ok(()),
+            _ => Err(self.unexpected_reply()),
+        }
     }
 
     /// Returns the auxiliary servers that are connected to the server.

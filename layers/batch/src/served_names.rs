@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use quell_batch_service::{
-    Bytes, FoundNode, Inode, InodeChange, NameSpace, NewNode, Place, Removed, RenameRequest, Renamed, Reply,
-    Request,
+    Bytes, FoundNode, Inode, InodeChange, NameSpace, NewNode, Place, Quota, Removed, RenameRequest, Renamed,
+    Reply, Request,
 };
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time};
@@ -196,6 +196,13 @@ impl<S: Server> NameSpace for ServedNames<S> {
         let (place, change, now) = (place.clone(), change.clone(), now.into());
         match self.server.call(&Request::Change { number, place, change, now })? {
             Reply::Changed(inode) => Ok(inode),
+            _ => Err(self.server.unexpected()),
+        }
+    }
+
+    fn quota(&self) -> Result<Option<Quota>> {
+        match self.server.call(&Request::Quota)? {
+            Reply::Quota(quota) => Ok(quota),
             _ => Err(self.server.unexpected()),
         }
     }

@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, NewBatch, NewPart, PROTOCOL, Reply, Request, SnapshotSummary, Usage,
+    BatchCaller, BatchRecord, NewBatch, NewPart, PROTOCOL, Quota, QuotaSubject, Reply, Request,
+    SnapshotSummary,
 };
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
@@ -19,7 +20,7 @@ use crate::store::BatchStore;
 /// No more items of a list are added to a reply when they have this many bytes.
 const LISTED_BYTES: usize = 128 << 10;
 /// The kinds of requests, in the order of their numbers, as counters name them.
-const KINDS: [&str; 29] = [
+const KINDS: [&str; 31] = [
     "hello",
     "lookup",
     "find",
@@ -48,7 +49,9 @@ const KINDS: [&str; 29] = [
     "prepare",
     "publish",
     "roll_back",
-    "usage",
+    "quotas",
+    "quota",
+    "set_limit",
 ];
 /// The numbers of the requests that wait for the lock of a batch, which a commit has for minutes.
 const ENDS: [u32; 6] = [13, 14, 19, 25, 26, 27];
@@ -234,11 +237,20 @@ impl ServedStore {
                 let (snapshots, is_last) = page(snapshots.filter(is_wanted));
                 Reply::Snapshots { snapshots, is_last }
             }
-            Request::Usage { from } => {
-                let users = self.store.primary().usage().into_iter();
-                let is_wanted = |(uid, _): &(u32, Usage)| u64::from(*uid) >= from && requester.is(*uid);
-                let (users, is_last) = page(users.filter(is_wanted));
-                Reply::Usage { users, is_last }
+            Request::Quotas { from } => {
+                let quotas = self.store.primary().quotas().into_iter();
+                let is_permitted = |subject| match subject {
+                    QuotaSubject::Store | QuotaSubject::EachUser => true,
+                    QuotaSubject::User(uid) => requester.is(uid),
+                };
+                let is_wanted =
+                    |quota: &Quota| quota.subject.position() >= from && is_permitted(quota.subject);
+                let (quotas, is_last) = page(quotas.filter(is_wanted));
+                Reply::Quotas { quotas, is_last }
+            }
+            Request::SetLimit { subject, change } => {
+                self.store.primary().set_limit(subject, change)?;
+                Reply::Done
             }
             Request::AuxiliaryServers => Reply::AuxiliaryServers(self.store.auxiliaries().summaries()),
             Request::NextVerification { .. } | Request::Verdict { .. } => return Err(refuse_verifier()),
@@ -275,7 +287,9 @@ impl ServedStore {
             | Request::Sync
             | Request::Batches { .. }
             | Request::Snapshots { .. }
-            | Request::Usage { .. } => Ok(()),
+            | Request::Quotas { .. }
+            | Request::Quota => Ok(()),
+            Request::SetLimit { .. } => refuse("only the owner of the store can set limits"),
             Request::Begin { caller: stated, .. } if stated.uid == caller.uid => Ok(()),
             Request::Begin { .. } => refuse("the client states another user than its own"),
             Request::Commit { batch }
@@ -356,10 +370,12 @@ fn uses_image(request: &Request) -> bool {
         | Request::BeginForParts { .. }
         | Request::Commit { .. }
         | Request::Prepare { .. }
-        | Request::Usage { .. }
+        | Request::Quotas { .. }
+        | Request::Quota
         | Request::Conflicts { .. } => true,
         Request::Hello { .. }
         | Request::Sync
+        | Request::SetLimit { .. }
         | Request::Abort { .. }
         | Request::Batches { .. }
         | Request::Counters
@@ -405,7 +421,9 @@ fn kind_of(request: &Request) -> usize {
         Request::Prepare { .. } => 25,
         Request::Publish { .. } => 26,
         Request::RollBack { .. } => 27,
-        Request::Usage { .. } => 28,
+        Request::Quotas { .. } => 28,
+        Request::Quota => 29,
+        Request::SetLimit { .. } => 30,
     }
 }
 

@@ -173,9 +173,13 @@ impl BatchStore {
             }
             let Err(error) = self.commit_guarded(&guard) else { continue };
             let refused = match error.kind {
-                // The batch itself is the reason: it is refused, it is atomic and has conflicts, or
-                // files of its certificate are missing.
-                ErrorKind::InvalidInput | ErrorKind::Damaged | ErrorKind::Busy | ErrorKind::NotFound => error,
+                // The batch itself is the reason: it is refused, it is atomic and has conflicts, it
+                // would exceed a limit, or files of its certificate are missing.
+                ErrorKind::InvalidInput
+                | ErrorKind::Damaged
+                | ErrorKind::Busy
+                | ErrorKind::Quota
+                | ErrorKind::NotFound => error,
                 kind => match self.read_files_of_batch(*number) {
                     Err(error) => error,
                     Ok(()) => {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use quell_batch_service::{
-    Content, DEPTH_MAX, FoundNode, Inode, InodeChange, NameSpace, NewNode, Place, ROOT, Removed, Renamed,
+    Content, DEPTH_MAX, FoundNode, Inode, InodeChange, NameSpace, NewNode, Place, Quota, ROOT, Removed,
+    Renamed,
 };
 use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time};
 
@@ -132,6 +133,10 @@ impl Subtree {
 impl NameSpace for Subtree {
     fn is_shared(&self) -> bool {
         self.whole.is_shared()
+    }
+
+    fn quota(&self) -> Result<Option<Quota>> {
+        self.whole.quota()
     }
 
     fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {

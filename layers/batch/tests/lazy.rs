@@ -8,7 +8,9 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use quell_batch::{BatchFs, BatchStore, OpenBatch, Requester, ServedStore, StoreAccess};
-use quell_batch_service::{BatchSummary, Bytes, NameSpace, Reply, Request, SummaryState};
+use quell_batch_service::{
+    BatchSummary, Bytes, LimitChange, NameSpace, NumberChange, QuotaSubject, Reply, Request, SummaryState,
+};
 use quell_vfs::{Context, ErrorKind, FileSystem};
 use quell_wire::{decode, encode};
 
@@ -67,6 +69,24 @@ fn a_submitted_batch_is_committed_before_the_store_is_used() {
     assert!(store.problems(false).is_empty());
     StoreAccess::open_for_batches(&store.path(), WAIT).unwrap().abort(fourth).unwrap();
     store.with_mount(|fs| assert!(has(fs, "third") && !has(fs, "fourth")));
+}
+
+#[test]
+fn a_submitted_batch_beyond_a_limit_is_refused_and_committed_after_the_limit_is_raised() {
+    let store = Store::new();
+    let number = submit(&store, "file", false);
+    let limit = |inodes| {
+        let access = StoreAccess::open_for_batches(&store.path(), WAIT).unwrap();
+        let inodes = NumberChange::Set(inodes);
+        access.set_limit(QuotaSubject::Store, LimitChange { inodes, ..LimitChange::default() }).unwrap();
+    };
+    limit(1);
+    store.with_mount(|fs| assert!(!has(fs, "file")));
+    let SummaryState::Refused { reason } = summary(&store, number).state else { panic!() };
+    assert!(reason.contains("the store would have 2 inodes; the limit is 1"), "{reason}");
+    limit(2);
+    StoreAccess::open_for_batches(&store.path(), WAIT).unwrap().commit(number).unwrap();
+    store.with_mount(|fs| assert!(has(fs, "file")));
 }
 
 #[test]

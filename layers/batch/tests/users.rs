@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use quell_batch::{AuxiliaryServer, BatchStore, Marker, Requester, ServedStore, fsck};
 use quell_batch_service::{
-    Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, MEMORY_BYTES, NameSpace,
-    NewNode, PROTOCOL, PrivateEntries, ProofForm, ROOT, Reply, Request, SummaryState, TableDir, Timestamp,
-    Usage, VerificationResult,
+    Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, Limit, LimitChange,
+    MEMORY_BYTES, NameSpace, NewNode, PROTOCOL, PrivateEntries, ProofForm, Quota, QuotaSubject, ROOT, Reply,
+    Request, SummaryState, TableDir, Timestamp, Usage, VerificationResult,
 };
 use quell_vfs::{ErrorKind, NewEntry, Time};
 use quell_wire::{Failure, decode, encode};
@@ -239,6 +239,7 @@ fn batches_of_others_are_neither_listed_nor_ended() {
         },
         Request::Counters,
         Request::AuxiliaryServers,
+        Request::SetLimit { subject: QuotaSubject::User(USER), change: LimitChange::default() },
         Request::NextVerification { name: "node".into() },
         Request::Verdict { verification: 1, result: VerificationResult::Verified(Bytes(vec![0; 8])) },
     ] {
@@ -253,16 +254,18 @@ fn batches_of_others_are_neither_listed_nor_ended() {
         panic!()
     };
     assert_eq!(snapshots.iter().map(|snapshot| snapshot.batch).collect::<Vec<_>>(), [own]);
-    let users = |requester: &Requester| match fixture.call(requester, &Request::Usage { from: 0 }) {
-        Ok(Reply::Usage { users, is_last: true }) => users,
+    let quotas = |requester: &Requester| match fixture.call(requester, &Request::Quotas { from: 0 }) {
+        Ok(Reply::Quotas { quotas, is_last: true }) => quotas,
         reply => panic!("{reply:?}"),
     };
     let owner = Requester::Owner;
-    let all = users(&owner);
-    assert!(all.len() > 1 && all.is_sorted_by_key(|(uid, _)| *uid), "{all:?}");
-    let of_other = (USER + 1, Usage { inodes: 1, bytes: 0 });
+    let all = quotas(&owner);
+    assert!(all.len() > 3 && all.is_sorted_by_key(|quota| quota.subject), "{all:?}");
+    let usage = Usage { inodes: 1, bytes: 0 };
+    let of_other = Quota { subject: QuotaSubject::User(USER + 1), usage, limit: Limit::default() };
     assert!(all.contains(&of_other), "{all:?}");
-    assert_eq!(users(&other), [of_other]);
+    assert_eq!(quotas(&other), [all[0], all[1], of_other]);
+    assert_eq!(fixture.call(&other, &Request::Quota), Ok(Reply::Quota(Some(all[0]))));
     let Ok(Reply::Batches { batches, .. }) = fixture.call(&owner, &Request::Batches { after: 0 }) else {
         panic!()
     };

@@ -321,7 +321,8 @@ fn end(
         None => {
             let Verdicts { mut addition, entries, conflicts, .. } = verdicts;
             // A batch whose parts were all discarded has no verdict.
-            addition.usage.get_or_insert_default();
+            let usage = addition.usage.get_or_insert_default();
+            image.check_limits(Some(records.batch.number), usage)?;
             add(image, now, addition, &entries, conflicts)
         }
     }

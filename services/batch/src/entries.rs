@@ -4,6 +4,7 @@ use quell_vfs::Result;
 
 use crate::entry::Entry;
 use crate::key::Key;
+use crate::limits::Quota;
 
 /// A change of one key: the new entry, or `None` to remove it.
 pub type KeyChange = (Key, Option<Entry>);
@@ -31,7 +32,8 @@ pub trait Entries {
     /// Applies changes atomically.
     ///
     /// # Errors
-    /// `NoSpace`, and the errors of write(2); then nothing was changed.
+    /// `NoSpace`; `Quota` if a limit of the use would be exceeded; the errors of write(2). Then
+    /// nothing was changed.
     fn apply(&mut self, changes: Vec<KeyChange>) -> Result<()>;
 
     /// Returns an inode number that no other entry has had.
@@ -45,4 +47,9 @@ pub trait Entries {
     /// # Errors
     /// The errors of fsync(2); then each later change fails.
     fn sync(&mut self) -> Result<()>;
+
+    /// Returns the use and the limit of the store. `None` if these entries have no limits.
+    fn quota(&self) -> Option<Quota> {
+        None
+    }
 }

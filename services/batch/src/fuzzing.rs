@@ -18,6 +18,7 @@ use crate::entry::{AdoptedFile, Content, DataFile, Entry, Inode, ROOT, Timestamp
 use crate::image::{Addition, Image};
 use crate::image_copy::ImageCopy;
 use crate::key::Key;
+use crate::limits::{LimitChange, Limits, NumberChange, QuotaSubject, UNLIMITED};
 use crate::names::Names;
 use crate::operations::fuzzing::{self as operations, Change};
 use crate::stored::{Description, decode, encode};
@@ -25,7 +26,7 @@ use crate::table::{self, BlockCache, Table, TableLookups, TableWriter};
 use crate::table_ref::{TableRef, first_conflicts_of_batch, first_table_of_batch};
 use crate::table_set::TableSet;
 use crate::task::VerificationTask;
-use crate::usage::{Usage, UsageChanges};
+use crate::usage::{Usage, UsageChanges, UsageOfUsers};
 use crate::verdict::Verdict;
 use crate::view::View;
 
@@ -72,11 +73,12 @@ pub fn check_table(bytes: &[u8], is_sealed: bool) {
 pub fn check_image_copy(bytes: &[u8], is_sealed: bool) {
     let Ok(copy) = ImageCopy::decode(&sealed(bytes, is_sealed)) else { return };
     assert_eq!(ImageCopy::decode(&copy.encode()).expect("an encoded value can be decoded"), copy);
-    let ImageCopy { description, batches } = copy;
+    let ImageCopy { description, batches, limits } = copy;
     assert!(description.has_few_numbers_less_than(&description));
     let rebuilt = description.clone().after_loss();
     assert!(rebuilt.next_inode > description.next_inode && rebuilt.next_table > description.next_table);
     batches.iter().for_each(|batch| drop(batch.summary()));
+    assert!(limits.quotas(&UsageOfUsers::default()).len() >= 2);
 }
 
 /// Decodes bytes as each kind of value of the key-value store, and as a conflict.
@@ -93,6 +95,7 @@ pub fn check_records(bytes: &[u8]) {
     check::<View>(bytes);
     check::<Usage>(bytes);
     check::<UsageChanges>(bytes);
+    check::<Limits>(bytes);
 }
 
 /// Decodes a certificate.
@@ -321,12 +324,16 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut large: Vec<_> =
         (0..200).map(|n| (Key::of_name(ROOT, format!("{n:03}").as_bytes()), link.repeat(20))).collect();
     large[100].1 = (0..20_000).map(|n: u32| ((n * n) >> 3) as u8).collect();
-    let copy = ImageCopy { description: description.clone(), batches: vec![record.clone()] };
+    let limit = LimitChange { inodes: NumberChange::Set(1000), bytes: NumberChange::Set(UNLIMITED) };
+    let limits = Limits::default().changed(QuotaSubject::User(7), limit).expect("it is a user");
+    let (description_of_copy, batches) = (description.clone(), vec![record.clone()]);
+    let copy = ImageCopy { description: description_of_copy, batches, limits };
     vec![
         ("batch_tables", "small", with(0, &table_of(&small))),
         ("batch_tables", "large", with(1, &table_of(&large))),
         ("batch_tables", "empty", with(1, &table_of(&[]))),
-        ("batch_images", "copy", with(1, &copy.encode())),
+        ("batch_images", "copy", with(1, &copy.encode_without_limits())),
+        ("batch_images", "limits", with(1, &copy.encode())),
         ("batch_records", "entry", Entry::Inode(file).encode()),
         ("batch_records", "adopted", Entry::Inode(adopted).encode()),
         ("batch_records", "link", link),
@@ -334,6 +341,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("batch_records", "batch", encode(&record)),
         ("batch_records", "part", encode(&part)),
         ("batch_records", "conflict", encode(&conflict)),
+        ("batch_records", "limits", encode(&copy.limits)),
         ("batch_certificates", "one", with(1, &certificate.encode())),
         ("batch_verdicts", "one", verdict().encode(record.number).expect("it is short")),
         ("batch_certificates", "log", with(1, &of_log.encode())),
@@ -448,7 +456,7 @@ mod tests {
             Description { next_table: u64::MAX - 5, ..new.clone() },
             Description { next_batch: u64::MAX, ..new },
         ] {
-            let copy = ImageCopy { description, batches: Vec::new() };
+            let copy = ImageCopy { description, batches: Vec::new(), limits: Limits::default() };
             assert!(ImageCopy::decode(&copy.encode()).is_err(), "{copy:?}");
         }
     }

@@ -16,19 +16,20 @@ use crate::files::TableFiles;
 use crate::image_copy::{ImageCopy, check_length_at_begin};
 use crate::initial::InitialTables;
 use crate::key::{Key, split};
+use crate::limits::{LimitChange, Limits, Quota, QuotaSubject};
 use crate::merge::{Merge, Source, list_merged};
 use crate::names::Names;
 use crate::pinned_tables::{PinnedTables, TablePins};
 use crate::reservations::Reservations;
 use crate::stored::{
     Description, ENTRY, IMAGE_KEY, Stored, batch_key, decode, delete_prepared_usage, encode, entry_key,
-    prepared_usage, put_all_usage, put_entry, put_prepared_usage, put_usage, read_batches, read_usage,
-    set_uncounted, sizes,
+    prepared_usage, put_all_usage, put_entry, put_limits, put_prepared_usage, put_usage, read_batches,
+    read_limits, read_usage, set_uncounted, sizes,
 };
 use crate::table::{BlockCache, TableWriter};
 use crate::table_ref::{TableRef, batch_of_table};
 use crate::table_set::{TableSet, open_table};
-use crate::usage::{UsageChanges, UsageOfUsers, set_usage};
+use crate::usage::{UsageChanges, UsageOfUsers};
 
 /// The number of entries in the key-value store above which they become a table.
 const ENTRIES_MAX: usize = 32 << 10;
@@ -53,11 +54,13 @@ pub struct Image {
     change: u64,
     /// The last change of each directory since the image was opened.
     changed_dirs: HashMap<u64, u64>,
-    /// The directories that prepared batches reserve.
+    /// The directories and the use that prepared batches reserve.
     reservations: Reservations,
     pinned: PinnedTables,
     /// The use of each user who owns an inode.
     usage: UsageOfUsers,
+    /// The limits of the use.
+    limits: Limits,
 }
 
 impl std::fmt::Debug for Image {
@@ -93,8 +96,8 @@ impl Image {
         let (key, root) = Names::<Image>::new_root(root, now);
         let mut usage = UsageChanges::default();
         root.iter().for_each(|root| usage.add(root));
-        let counted = usage.applied_to(&UsageOfUsers::new()).into_iter().collect();
-        put_all_usage(&mut commit, &UsageOfUsers::new(), &counted);
+        let counted = usage.applied_to(&UsageOfUsers::default()).into_iter().collect();
+        put_all_usage(&mut commit, &UsageOfUsers::default(), &counted);
         put_entry(&mut commit, (key, root));
         store.commit(commit)?;
         store.sync()
@@ -149,8 +152,9 @@ impl Image {
         }
         let copy =
             files.copy()?.ok_or_else(|| Error::new(ErrorKind::NotFound, "rebuild a name space", ""))?;
-        let ImageCopy { description, batches } = ImageCopy::decode(&copy)?;
+        let ImageCopy { description, batches, limits } = ImageCopy::decode(&copy)?;
         let mut commit = Commit::new();
+        put_limits(&mut commit, &limits);
         commit.put(IMAGE_KEY, &encode(&description.after_loss()));
         for batch in batches {
             commit.put(&batch_key(batch.number), &encode(&batch));
@@ -176,9 +180,11 @@ impl Image {
         let mut reservations = Reservations::default();
         for batch in read_batches(&*store)? {
             if let BatchState::Prepared(prepared) = &batch.state {
-                reservations.insert(batch.number, prepared);
+                let usage = prepared_usage(&*store, batch.number)?.unwrap_or_default();
+                reservations.insert(batch.number, prepared, usage);
             }
         }
+        let limits = read_limits(&*store)?;
         let usage = read_usage(&*store)?;
         let is_counted = usage.is_some();
         let mut image = Image {
@@ -194,6 +200,7 @@ impl Image {
             reservations,
             pinned: PinnedTables::default(),
             usage: usage.unwrap_or_default(),
+            limits,
             description,
         };
         image.refresh_copy()?;
@@ -263,9 +270,39 @@ impl Image {
         Ok((description.tables, read_batches(store)?))
     }
 
-    /// Returns the use of each user who owns an inode, in the order of the users.
+    /// Returns the use of each user who owns an inode.
     pub(crate) fn usage(&self) -> &UsageOfUsers {
         &self.usage
+    }
+
+    /// Returns the use and the limits, as [`Limits::quotas`] does.
+    pub(crate) fn quotas(&self) -> Vec<Quota> {
+        self.limits.quotas(&self.usage)
+    }
+
+    /// Changes a limit.
+    ///
+    /// # Errors
+    /// As for [`Limits::changed`]; the errors of files and commits. Then the limits are as before.
+    pub(crate) fn set_limit(&mut self, subject: QuotaSubject, change: LimitChange) -> Result<()> {
+        let limits = self.limits.changed(subject, change)?;
+        let copy = ImageCopy { limits: limits.clone(), ..self.copy_with(&self.description, &[])? };
+        self.files.put_copy(&copy.encode())?;
+        let mut commit = Commit::new();
+        put_limits(&mut commit, &limits);
+        self.store.commit(commit)?;
+        self.store.sync()?;
+        self.limits = limits;
+        Ok(())
+    }
+
+    /// Checks that changes of the use remain within the limits. `by` is the batch whose changes
+    /// they are; `None` for an operation that belongs to no batch.
+    ///
+    /// # Errors
+    /// `Quota` if a limit would be exceeded.
+    pub(crate) fn check_limits(&self, by: Option<u64>, changes: &UsageChanges) -> Result<()> {
+        self.limits.check(changes, &self.usage, &|uid| self.reservations.usage(by, uid))
     }
 
     /// Computes the use of users from all entries, and stores it. Values that are not entries are
@@ -282,7 +319,7 @@ impl Image {
             }
         }
         drop(entries);
-        let counted: UsageOfUsers = changes.applied_to(&UsageOfUsers::new()).into_iter().collect();
+        let counted: UsageOfUsers = changes.applied_to(&UsageOfUsers::default()).into_iter().collect();
         let mut commit = Commit::new();
         put_all_usage(&mut commit, &self.usage, &counted);
         self.store.commit(commit)?;
@@ -366,7 +403,7 @@ impl Image {
         let number = description.next_batch;
         description.next_batch += 1;
         let record = record(number, range);
-        let copy = self.copy_with(&description, std::slice::from_ref(&record))?;
+        let copy = self.copy_with(&description, std::slice::from_ref(&record))?.encode();
         check_length_at_begin(copy.len())?;
         self.files.put_copy(&copy)?;
         self.store_description(description, with_records(std::slice::from_ref(&record)))?;
@@ -409,14 +446,16 @@ impl Image {
     }
 
     /// Makes the tables of a verified batch durable, stores its record, whose state is prepared,
-    /// and reserves its directories.
+    /// and reserves its directories and the use that it adds.
     ///
     /// # Errors
     /// `Busy` if another prepared batch depends on a directory that this one changes, or this one
-    /// on a directory that the other one changes; the errors of files and commits.
+    /// on a directory that the other one changes; `Quota` if a limit would be exceeded; the errors
+    /// of files and commits.
     pub(crate) fn prepare(&mut self, record: &BatchRecord, usage: &UsageChanges) -> Result<()> {
         let BatchState::Prepared(prepared) = &record.state else { return self.put_batch(record) };
         self.reservations.check_new(record.number, prepared)?;
+        self.check_limits(Some(record.number), usage)?;
         for table in &prepared.tables {
             open_table(&*self.files, &self.cache, table)?;
         }
@@ -425,7 +464,7 @@ impl Image {
         self.write_copy(&self.description, records)?;
         // After an error of the commit, the record may be stored nevertheless, so the reservation
         // stays.
-        self.reservations.insert(record.number, prepared);
+        self.reservations.insert(record.number, prepared, usage.clone());
         let mut commit = with_records(records);
         put_prepared_usage(&mut commit, record.number, usage);
         self.store_batches(records, commit)
@@ -494,7 +533,7 @@ impl Image {
             self.reservations.remove(number);
         }
         match usage {
-            Some(usage) => set_usage(&mut self.usage, &usage),
+            Some(usage) => self.usage.set(&usage),
             None => self.recount_usage()?,
         }
         Ok(())
@@ -599,7 +638,7 @@ impl Image {
         };
         let mut batches = self.batches()?;
         batches.retain(|batch| !batch.state.has_ended());
-        match copy.is_some_and(|copy| copy.is_of(&self.description, &batches)) {
+        match copy.is_some_and(|copy| copy.is_of(&self.description, &batches, &self.limits)) {
             true => Ok(()),
             false => self.write_copy(&self.description, &[]),
         }
@@ -609,17 +648,17 @@ impl Image {
     /// image can be rebuilt. It is written before a change of the tables or of a batch is
     /// committed, and before a table is removed, so that all tables of the copy exist.
     fn write_copy(&self, description: &Description, changed: &[BatchRecord]) -> Result<()> {
-        self.files.put_copy(&self.copy_with(description, changed)?)
+        self.files.put_copy(&self.copy_with(description, changed)?.encode())
     }
 
-    fn copy_with(&self, description: &Description, changed: &[BatchRecord]) -> Result<Vec<u8>> {
+    fn copy_with(&self, description: &Description, changed: &[BatchRecord]) -> Result<ImageCopy> {
         let mut batches = self.batches()?;
         let numbers: HashSet<u64> = changed.iter().map(|changed| changed.number).collect();
         batches.retain(|batch| !numbers.contains(&batch.number));
         batches.extend(changed.iter().cloned());
         batches.retain(|batch| !batch.state.has_ended());
         batches.sort_by_key(|batch| batch.number);
-        Ok(ImageCopy { description: description.clone(), batches }.encode())
+        Ok(ImageCopy { description: description.clone(), batches, limits: self.limits.clone() })
     }
 
     /// Commits a new description together with other changes.
@@ -627,6 +666,35 @@ impl Image {
         commit.put(IMAGE_KEY, &encode(&description));
         self.store.commit(commit)?;
         self.description = description;
+        Ok(())
+    }
+
+    /// Applies changes as [`apply`](Entries::apply) does, also beyond the limits of the use.
+    pub(crate) fn apply_without_limits(&mut self, changes: Vec<KeyChange>) -> Result<()> {
+        let usage = self.usage_of(&changes)?;
+        self.apply_counted(changes, &usage)
+    }
+
+    /// Applies changes, and counts the changes of the use that they make.
+    fn apply_counted(&mut self, changes: Vec<KeyChange>, usage: &UsageChanges) -> Result<()> {
+        let dirs: Vec<u64> = changes.iter().filter_map(|(key, _)| dir_of(key)).collect();
+        self.reservations.check(None, &dirs)?;
+        if self.entries >= ENTRIES_MAX || self.entries_bytes >= ENTRIES_BYTES_MAX {
+            self.compact()?;
+            self.flush()?;
+        }
+        let (entries, bytes) = (changes.len(), sizes(&changes));
+        let mut commit = Commit::with_capacity(changes.len());
+        let usage = usage.applied_to(&self.usage);
+        for change in changes {
+            put_entry(&mut commit, change);
+        }
+        put_usage(&mut commit, &usage);
+        self.store.commit(commit)?;
+        self.usage.set(&usage);
+        // A key that is changed again counts twice: the numbers are upper bounds.
+        (self.entries, self.entries_bytes) = (self.entries + entries, self.entries_bytes + bytes);
+        self.note_changes(dirs);
         Ok(())
     }
 
@@ -655,25 +723,9 @@ impl Entries for Image {
     }
 
     fn apply(&mut self, changes: Vec<KeyChange>) -> Result<()> {
-        let dirs: Vec<u64> = changes.iter().filter_map(|(key, _)| dir_of(key)).collect();
-        self.reservations.check(None, &dirs)?;
-        if self.entries >= ENTRIES_MAX || self.entries_bytes >= ENTRIES_BYTES_MAX {
-            self.compact()?;
-            self.flush()?;
-        }
-        let (entries, bytes) = (changes.len(), sizes(&changes));
-        let mut commit = Commit::with_capacity(changes.len());
-        let usage = self.usage_of(&changes)?.applied_to(&self.usage);
-        for change in changes {
-            put_entry(&mut commit, change);
-        }
-        put_usage(&mut commit, &usage);
-        self.store.commit(commit)?;
-        set_usage(&mut self.usage, &usage);
-        // A key that is changed again counts twice: the numbers are upper bounds.
-        (self.entries, self.entries_bytes) = (self.entries + entries, self.entries_bytes + bytes);
-        self.note_changes(dirs);
-        Ok(())
+        let usage = self.usage_of(&changes)?;
+        self.check_limits(None, &usage)?;
+        self.apply_counted(changes, &usage)
     }
 
     fn new_inode(&mut self) -> Result<u64> {
@@ -689,6 +741,10 @@ impl Entries for Image {
 
     fn sync(&mut self) -> Result<()> {
         self.store.sync()
+    }
+
+    fn quota(&self) -> Option<Quota> {
+        Some(self.limits.quota_of_store(&self.usage))
     }
 }
 

@@ -9,11 +9,14 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::batch::BatchRecord;
 use crate::entry::damaged;
+use crate::limits::Limits;
 use crate::stored::{Description, decode, encode};
 use crate::table_ref::TableRef;
 
 /// The first bytes of a copy, with the version of the format.
-const MAGIC: [u8; 16] = *b"QUELL IMAGE 1\0\0\0";
+const MAGIC: [u8; 16] = *b"QUELL IMAGE 2\0\0\0";
+/// The first bytes of a copy without limits, which earlier versions of the program have written.
+const MAGIC_WITHOUT_LIMITS: [u8; 16] = *b"QUELL IMAGE 1\0\0\0";
 
 /// The largest copy, in bytes. A longer one is neither written nor read.
 pub(crate) const COPY_BYTES_MAX: usize = 256 << 20;
@@ -35,19 +38,21 @@ pub(crate) fn check_length_at_begin(bytes: usize) -> Result<()> {
     }
 }
 
-/// The description of an image, and the records of its open batches.
+/// The description of an image, the records of its open batches, and the limits of its use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageCopy {
     pub(crate) description: Description,
     pub(crate) batches: Vec<BatchRecord>,
+    pub(crate) limits: Limits,
 }
 
 impl ImageCopy {
-    /// Returns whether the copy has this description and these open batches. Its next numbers may
-    /// be less by a few that were assigned since.
-    pub(crate) fn is_of(&self, description: &Description, batches: &[BatchRecord]) -> bool {
+    /// Returns whether the copy has this description, these open batches and these limits. Its next
+    /// numbers may be less by a few that were assigned since.
+    pub(crate) fn is_of(&self, description: &Description, batches: &[BatchRecord], limits: &Limits) -> bool {
         self.description.tables == description.tables
             && self.batches == batches
+            && self.limits == *limits
             && self.description.has_few_numbers_less_than(description)
     }
 
@@ -63,6 +68,18 @@ impl ImageCopy {
     /// Encodes the copy (docs/formats/batch.md). A part has the snapshot of its batch, so the
     /// list of its tables is left out.
     pub(crate) fn encode(&self) -> Vec<u8> {
+        let short = self.without_snapshots_of_parts();
+        with_header(MAGIC, &encode(&short))
+    }
+
+    /// Encodes the copy in the format of earlier versions.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn encode_without_limits(&self) -> Vec<u8> {
+        let ImageCopy { description, batches, .. } = self.without_snapshots_of_parts();
+        with_header(MAGIC_WITHOUT_LIMITS, &encode(&(description, batches)))
+    }
+
+    fn without_snapshots_of_parts(&self) -> ImageCopy {
         let mut short = self.clone();
         let snapshots = short.snapshots();
         for part in &mut short.batches {
@@ -71,8 +88,7 @@ impl ImageCopy {
                 part.snapshot.clear();
             }
         }
-        let body = encode(&short);
-        [&MAGIC[..], &xxh3_64(&body).to_le_bytes(), &body].concat()
+        short
     }
 
     /// Decodes a copy.
@@ -81,12 +97,19 @@ impl ImageCopy {
     /// `Damaged` if the bytes are not an encoded copy.
     pub(crate) fn decode(bytes: &[u8]) -> Result<ImageCopy> {
         let broken = || damaged("the copy of the image's description");
-        let rest = bytes.strip_prefix(&MAGIC).ok_or_else(broken)?;
+        let (magic, rest) = bytes.split_first_chunk::<16>().ok_or_else(broken)?;
         let (checksum, body) = rest.split_first_chunk::<8>().ok_or_else(broken)?;
         if xxh3_64(body) != u64::from_le_bytes(*checksum) {
             return Err(broken());
         }
-        let mut copy: ImageCopy = decode(body)?;
+        let mut copy: ImageCopy = match *magic {
+            MAGIC => decode(body)?,
+            MAGIC_WITHOUT_LIMITS => {
+                let (description, batches) = decode(body)?;
+                ImageCopy { description, batches, limits: Limits::default() }
+            }
+            _ => return Err(broken()),
+        };
         let snapshots = copy.snapshots();
         for part in copy.batches.iter_mut().filter(|part| part.snapshot.is_empty()) {
             if let Some(snapshot) = part.part_of().and_then(|of| snapshots.get(&of)) {
@@ -98,6 +121,11 @@ impl ImageCopy {
             false => Err(broken()),
         }
     }
+}
+
+/// Returns an encoded copy: the format, the checksum, and the content.
+fn with_header(magic: [u8; 16], body: &[u8]) -> Vec<u8> {
+    [&magic[..], &xxh3_64(body).to_le_bytes(), body].concat()
 }
 
 #[cfg(test)]
@@ -115,7 +143,7 @@ mod tests {
         let part =
             |number| BatchRecord { number: batch.number + number, state: state.clone(), ..batch.clone() };
         let batches = std::iter::once(batch.clone()).chain((1..=parts).map(part)).collect();
-        ImageCopy { description: Description::new(7), batches }
+        ImageCopy { description: Description::new(7), batches, limits: Limits::default() }
     }
 
     #[test]
@@ -138,9 +166,10 @@ mod tests {
     #[test]
     fn a_copy_of_an_earlier_version_has_the_snapshot_of_each_part() {
         let copy = with_parts(3);
-        let body = encode(&copy);
-        let earlier = [&MAGIC[..], &xxh3_64(&body).to_le_bytes(), &body].concat();
+        let body = encode(&(&copy.description, &copy.batches));
+        let earlier = with_header(MAGIC_WITHOUT_LIMITS, &body);
         assert_eq!(ImageCopy::decode(&earlier).unwrap(), copy);
+        assert_eq!(ImageCopy::decode(&copy.encode_without_limits()).unwrap(), copy);
     }
 
     #[test]

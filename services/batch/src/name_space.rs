@@ -9,6 +9,7 @@ use quell_vfs::{Kind, NewEntry, Rename, Result, Time};
 use crate::change::InodeChange;
 use crate::entries::Entries;
 use crate::entry::Inode;
+use crate::limits::Quota;
 use crate::names::{FoundNode, Names, NewNode, Place, Removed, Renamed};
 
 /// The operations of a name space, as [`Names`] describes them. All methods may be called by
@@ -49,6 +50,12 @@ pub trait NameSpace: Send + Sync {
     fn check_open(&self) -> Result<()> {
         Ok(())
     }
+    /// Returns the use and the limit of the store of which the name space is a part. `None` if no
+    /// limit is checked before a batch is committed.
+    ///
+    /// # Errors
+    /// The errors of requests to a server.
+    fn quota(&self) -> Result<Option<Quota>>;
     /// Waits until all changes that have returned survive a power failure.
     ///
     /// # Errors
@@ -99,6 +106,10 @@ impl<E: Entries + Send + Sync> NameSpace for RwLock<Names<E>> {
 
     fn change(&self, node: (u64, &Place), change: &InodeChange, now: Time) -> Result<Inode> {
         write_lock(self).change(node, change, now)
+    }
+
+    fn quota(&self) -> Result<Option<Quota>> {
+        Ok(read_lock(self).0.quota())
     }
 
     fn sync(&self) -> Result<()> {

@@ -20,6 +20,7 @@ use crate::entry::{AdoptedFile, Content, DEPTH_MAX, DataFile, Entry, Inode, ROOT
 use crate::files::TableFiles;
 use crate::image::Image;
 use crate::key::{Key, split};
+use crate::limits::{LimitChange, Quota, QuotaSubject};
 use crate::merge::Merge;
 use crate::name_space::NameSpace;
 use crate::names::{Names, Place};
@@ -29,7 +30,6 @@ use crate::snapshots::{SnapshotSummary, summaries};
 use crate::submitted::open_submitted;
 use crate::table::{Table, TableWriter};
 use crate::table_ref::TableRef;
-use crate::usage::Usage;
 use crate::user_names::{UserNames, check_changes_names};
 
 /// The number of inode numbers of a batch.
@@ -209,8 +209,8 @@ impl Primary {
     ///
     /// # Errors
     /// `NotFound` if there is no such batch; `InvalidInput` if it is refused, or not open any more;
-    /// `Busy` for an atomic batch with conflicts, which stays open; the errors of files and
-    /// commits.
+    /// `Busy` for an atomic batch with conflicts, and `Quota` if a limit of the use would be
+    /// exceeded: the batch stays open; the errors of files and commits.
     pub fn commit(
         &self,
         number: u64,
@@ -401,9 +401,19 @@ impl Primary {
         }
     }
 
-    /// Returns the use of each user who owns an inode, in the order of the users.
-    pub fn usage(&self) -> Vec<(u32, Usage)> {
-        read_lock(&self.image).0.usage().iter().map(|(uid, usage)| (*uid, *usage)).collect()
+    /// Returns the use and the limit of the store, the limit for each user, and the use and the
+    /// limit of each user who has one of them, in the order of the users.
+    pub fn quotas(&self) -> Vec<Quota> {
+        read_lock(&self.image).0.quotas()
+    }
+
+    /// Changes a limit of the use. A limit below the present use refuses increases only.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a limit of root; `NoSpace` if too many users have limits of their own;
+    /// the errors of files and commits. Then the limits are as before.
+    pub fn set_limit(&self, subject: QuotaSubject, change: LimitChange) -> Result<()> {
+        write_lock(&self.image).0.set_limit(subject, change)
     }
 
     /// Returns the record of a batch.
@@ -505,7 +515,8 @@ impl Primary {
         (inode.uid, inode.gid) = (uid, gid);
         inode.mode = Kind::File.mode_bits() | (mode & 0o7777 & !SET_ID);
         inode.content = Content::Adopted(Box::new(present));
-        names.0.apply(vec![(key.clone(), Some(Entry::Inode(inode)))])
+        // The file has this size already, also if it is beyond a limit.
+        names.0.apply_without_limits(vec![(key.clone(), Some(Entry::Inode(inode)))])
     }
 
     /// Returns the numbers of the tables that neither the image nor an open batch uses.

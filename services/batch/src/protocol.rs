@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 use crate::batch::{BatchCaller, BatchRecord, BatchSummary, Conflict, Marker};
 use crate::change::{DataChange, InodeChange};
 use crate::entry::{Content, INLINE_BYTES_MAX, Inode, Timestamp};
+use crate::limits::{LimitChange, Quota, QuotaSubject};
 use crate::names::{FoundNode, NewNode, Place, Removed, Renamed};
 use crate::snapshots::SnapshotSummary;
 use crate::task::VerificationTask;
-use crate::usage::Usage;
 use crate::verdict::VERDICT_BYTES_MAX;
 
 /// The version of the protocol, and of the rules of the verification: an auxiliary server must not
 /// verify the batches of a primary server that has other rules.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 /// The largest length of the target of a symbolic link on Linux, in bytes.
 const TARGET_BYTES_MAX: usize = 4095;
 /// The largest length of the name of a batch, in bytes.
@@ -63,7 +63,9 @@ pub enum Request {
     Prepare { batch: u64, marker: Marker },
     Publish { batch: u64, marker: String },
     RollBack { batch: u64, marker: String },
-    Usage { from: u64 },
+    Quotas { from: u64 },
+    Quota,
+    SetLimit { subject: QuotaSubject, change: LimitChange },
 }
 
 /// The end of a verification by an auxiliary server.
@@ -169,11 +171,13 @@ pub enum Reply {
         task: Box<VerificationTask>,
     },
     AuxiliaryServers(Vec<AuxiliarySummary>),
-    /// The use of the next users, and whether they are the last ones.
-    Usage {
-        users: Vec<(u32, Usage)>,
+    /// The next quotas, and whether they are the last ones.
+    Quotas {
+        quotas: Vec<Quota>,
         is_last: bool,
     },
+    /// The quota of the store, if it has one.
+    Quota(Option<Quota>),
 }
 
 /// A name of a directory.
@@ -220,7 +224,9 @@ impl Request {
             | Request::Counters
             | Request::Snapshots { .. }
             | Request::Submit { .. }
-            | Request::Usage { .. }
+            | Request::Quotas { .. }
+            | Request::Quota
+            | Request::SetLimit { .. }
             | Request::AuxiliaryServers => true,
             // The name space returns the error for a name that is too long.
             Request::Lookup { .. } | Request::Remove { .. } | Request::RemoveDir { .. } => true,
@@ -281,7 +287,9 @@ impl Request {
             | Request::AuxiliaryServers
             | Request::Prepare { .. }
             | Request::Publish { .. }
-            | Request::Usage { .. }
+            | Request::Quotas { .. }
+            | Request::Quota
+            | Request::SetLimit { .. }
             | Request::RollBack { .. } => {}
         }
     }
@@ -305,7 +313,9 @@ impl Request {
             | Request::AuxiliaryServers
             | Request::Prepare { .. }
             | Request::Publish { .. }
-            | Request::Usage { .. }
+            | Request::Quotas { .. }
+            | Request::Quota
+            | Request::SetLimit { .. }
             | Request::RollBack { .. } => true,
             Request::Create { .. }
             | Request::Link { .. }

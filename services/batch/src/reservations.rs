@@ -1,13 +1,15 @@
-//! The directories of the image that prepared batches reserve. A prepared batch can be published at
-//! any time, without another verification, so nothing on which its verification depends may change.
+//! The directories of the image and the use that prepared batches reserve. A prepared batch can be
+//! published at any time, without another verification, so nothing on which its verification
+//! depends may change, and its changes must remain within the limits of the use.
 
 use std::collections::{BTreeMap, HashSet};
 
 use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::batch::Prepared;
+use crate::usage::{Usage, UsageChanges};
 
-/// The reserved directories, by the numbers of the prepared batches.
+/// The reserved directories and use, by the numbers of the prepared batches.
 #[derive(Debug, Default)]
 pub(crate) struct Reservations(BTreeMap<u64, Reserved>);
 
@@ -17,13 +19,26 @@ struct Reserved {
     dirs: HashSet<u64>,
     /// Those of them that the batch changes.
     changed: Vec<u64>,
+    /// The changes of the use.
+    usage: UsageChanges,
 }
 
 impl Reservations {
-    /// Reserves the directories of a prepared batch.
-    pub(crate) fn insert(&mut self, batch: u64, prepared: &Prepared) {
+    /// Reserves the directories of a prepared batch, and the use that it adds.
+    pub(crate) fn insert(&mut self, batch: u64, prepared: &Prepared, usage: UsageChanges) {
         let dirs = prepared.dirs.iter().chain(&prepared.changed_dirs).copied().collect();
-        self.0.insert(batch, Reserved { dirs, changed: prepared.changed_dirs.clone() });
+        self.0.insert(batch, Reserved { dirs, changed: prepared.changed_dirs.clone(), usage });
+    }
+
+    /// Returns the use that all batches except `by` add: of a user, or of all users. A batch that
+    /// reduces the use reserves nothing, because it may be rolled back.
+    pub(crate) fn usage(&self, by: Option<u64>, uid: Option<u32>) -> Usage {
+        let others = self.0.iter().filter(|(batch, _)| Some(**batch) != by);
+        let increase = |(_, reserved): (_, &Reserved)| match uid {
+            Some(uid) => reserved.usage.of(uid).increase(),
+            None => reserved.usage.total().increase(),
+        };
+        others.map(increase).fold(Usage::default(), Usage::with)
     }
 
     /// Ends the reservation of a batch.
@@ -83,7 +98,7 @@ mod tests {
     #[test]
     fn reserved_directories_are_changed_by_their_batch_only() {
         let mut reservations = Reservations::default();
-        reservations.insert(7, &prepared(&[1, 2], &[2, 3]));
+        reservations.insert(7, &prepared(&[1, 2], &[2, 3]), UsageChanges::default());
         for dir in [1, 2, 3] {
             let refused = reservations.check(None, &[9, dir]).unwrap_err();
             assert_eq!(refused.kind, ErrorKind::Busy);
@@ -99,7 +114,7 @@ mod tests {
     #[test]
     fn two_batches_are_prepared_if_neither_depends_on_a_change_of_the_other_one() {
         let mut reservations = Reservations::default();
-        reservations.insert(7, &prepared(&[1, 2], &[2]));
+        reservations.insert(7, &prepared(&[1, 2], &[2]), UsageChanges::default());
         reservations.check_new(8, &prepared(&[1, 3], &[3])).unwrap();
         // It reads a directory that batch 7 changes, or changes one that batch 7 reads.
         assert!(reservations.check_new(8, &prepared(&[2, 3], &[3])).is_err());

@@ -11,6 +11,7 @@ use crate::batch::BatchRecord;
 use crate::entries::KeyChange;
 use crate::entry::{Entry, FIRST_INODE, damaged};
 use crate::key::split;
+use crate::limits::Limits;
 use crate::merge::Source;
 use crate::table_ref::TableRef;
 use crate::usage::{Usage, UsageChanges, UsageOfUsers};
@@ -27,6 +28,8 @@ const USAGE: u8 = b'u';
 const USAGE_IS_COUNTED: &[u8] = b"c";
 /// The first byte of the keys of the changes of use by prepared batches.
 const PREPARED_USAGE: u8 = b'd';
+/// The key of the limits in the key-value store.
+const LIMITS: &[u8] = b"l";
 /// The version of the format of the key-value store.
 const VERSION: u32 = 1;
 /// The number of entries of a list that are read from the key-value store at a time.
@@ -216,8 +219,9 @@ pub(crate) fn put_usage(commit: &mut Commit, new: &[(u32, Usage)]) {
 
 /// Adds the use of all users to a commit, in place of `before`.
 pub(crate) fn put_all_usage(commit: &mut Commit, before: &UsageOfUsers, all: &UsageOfUsers) {
-    before.keys().filter(|uid| !all.contains_key(uid)).for_each(|uid| commit.delete(&usage_key(*uid)));
-    all.iter().for_each(|(uid, usage)| commit.put(&usage_key(*uid), &encode(usage)));
+    // A user without use has the default value, for which the key is deleted.
+    let users = before.iter().chain(all.iter()).map(|(uid, _)| (uid, all.of(uid)));
+    put_usage(commit, &users.collect::<Vec<_>>());
     commit.put(USAGE_IS_COUNTED, b"");
 }
 
@@ -247,6 +251,16 @@ pub(crate) fn delete_prepared_usage(commit: &mut Commit, batch: u64) {
 
 fn prepared_usage_key(batch: u64) -> Vec<u8> {
     [&[PREPARED_USAGE][..], &batch.to_be_bytes()].concat()
+}
+
+/// Returns the limits of the use.
+pub(crate) fn read_limits(store: &dyn KeyValue) -> Result<Limits> {
+    store.get(LIMITS)?.map_or(Ok(Limits::default()), |value| decode(&value))
+}
+
+/// Adds the limits of the use to a commit.
+pub(crate) fn put_limits(commit: &mut Commit, limits: &Limits) {
+    commit.put(LIMITS, &encode(limits));
 }
 
 /// Encodes a record.

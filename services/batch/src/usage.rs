@@ -18,14 +18,97 @@ pub struct Usage {
     pub bytes: u128,
 }
 
-/// The use of each user who owns an inode.
-pub(crate) type UsageOfUsers = BTreeMap<u32, Usage>;
+impl Usage {
+    /// Returns the sum of two uses.
+    pub(crate) fn with(self, other: Usage) -> Usage {
+        Usage {
+            inodes: self.inodes.saturating_add(other.inodes),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
 
-/// The change of the use of one user.
+    /// Returns the use without `other`, which is a part of it.
+    fn without(self, other: Usage) -> Usage {
+        Usage {
+            inodes: self.inodes.saturating_sub(other.inodes),
+            bytes: self.bytes.saturating_sub(other.bytes),
+        }
+    }
+}
+
+/// The use of each user who owns an inode, and the use of all of them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct UsageOfUsers {
+    users: BTreeMap<u32, Usage>,
+    total: Usage,
+}
+
+impl UsageOfUsers {
+    /// Returns the use of a user.
+    pub(crate) fn of(&self, uid: u32) -> Usage {
+        self.users.get(&uid).copied().unwrap_or_default()
+    }
+
+    /// Returns the use of all users.
+    pub(crate) fn total(&self) -> Usage {
+        self.total
+    }
+
+    /// Returns the users, in ascending order, with their use.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, Usage)> {
+        self.users.iter().map(|(uid, usage)| (*uid, *usage))
+    }
+
+    /// Replaces the use of users. A user without inodes has no use.
+    pub(crate) fn set(&mut self, new: &[(u32, Usage)]) {
+        for (uid, new) in new {
+            self.total = self.total.without(self.of(*uid)).with(*new);
+            match *new == Usage::default() {
+                true => self.users.remove(uid),
+                false => self.users.insert(*uid, *new),
+            };
+        }
+    }
+}
+
+impl FromIterator<(u32, Usage)> for UsageOfUsers {
+    fn from_iter<I: IntoIterator<Item = (u32, Usage)>>(users: I) -> UsageOfUsers {
+        let mut usage = UsageOfUsers::default();
+        users.into_iter().for_each(|user| usage.set(&[user]));
+        usage
+    }
+}
+
+/// The change of the use of one user, or of several users together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-struct Difference {
-    inodes: i64,
-    bytes: i128,
+pub(crate) struct Difference {
+    pub(crate) inodes: i64,
+    pub(crate) bytes: i128,
+}
+
+impl Difference {
+    /// Returns the sum of two changes, limited to the range of its types, because a message can
+    /// state any numbers.
+    fn with(self, other: Difference) -> Difference {
+        Difference {
+            inodes: self.inodes.saturating_add(other.inodes),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
+
+    /// Returns the use after the change. A count does not become less than 0: wrong counts must not
+    /// make a removal fail. The check of the image finds them.
+    pub(crate) fn applied_to(self, before: Usage) -> Usage {
+        Usage {
+            inodes: before.inodes.saturating_add_signed(self.inodes),
+            bytes: before.bytes.saturating_add_signed(self.bytes),
+        }
+    }
+
+    /// Returns the counts that increase.
+    pub(crate) fn increase(self) -> Usage {
+        self.applied_to(Usage::default())
+    }
 }
 
 /// The changes of the use of users. Sums of 2^62 inodes of at most 2^64 bytes fit in the numbers.
@@ -43,14 +126,27 @@ impl UsageChanges {
         self.count(entry, -1);
     }
 
-    /// Adds the changes of the next part of a batch. The sums are limited to the range of their
-    /// types, because a message can state any numbers.
+    /// Adds the changes of the next part of a batch.
     pub(crate) fn append(&mut self, other: &UsageChanges) {
         for (uid, difference) in &other.0 {
             let user = self.0.entry(*uid).or_default();
-            user.inodes = user.inodes.saturating_add(difference.inodes);
-            user.bytes = user.bytes.saturating_add(difference.bytes);
+            *user = user.with(*difference);
         }
+    }
+
+    /// Returns the change of each user.
+    pub(crate) fn of_users(&self) -> impl Iterator<Item = (u32, Difference)> {
+        self.0.iter().map(|(uid, difference)| (*uid, *difference))
+    }
+
+    /// Returns the change of a user.
+    pub(crate) fn of(&self, uid: u32) -> Difference {
+        self.0.get(&uid).copied().unwrap_or_default()
+    }
+
+    /// Returns the sum of the changes of all users.
+    pub(crate) fn total(&self) -> Difference {
+        self.0.values().fold(Difference::default(), |sum, difference| sum.with(*difference))
     }
 
     /// Removes the users whose use does not change.
@@ -65,17 +161,11 @@ impl UsageChanges {
         user.bytes += i128::from(sign) * i128::from(counted_bytes(inode));
     }
 
-    /// Returns the new use of each user whose use changes. A count does not become less than 0:
-    /// wrong counts must not make a removal fail. The check of the image finds them.
+    /// Returns the new use of each user whose use changes.
     pub(crate) fn applied_to(&self, usage: &UsageOfUsers) -> Vec<(u32, Usage)> {
-        let is_change = |(_, difference): &(&u32, &Difference)| **difference != Difference::default();
-        let new = |(uid, difference): (&u32, &Difference)| {
-            let before = usage.get(uid).copied().unwrap_or_default();
-            let inodes = before.inodes.saturating_add_signed(difference.inodes);
-            let bytes = before.bytes.saturating_add_signed(difference.bytes);
-            (*uid, Usage { inodes, bytes })
-        };
-        self.0.iter().filter(is_change).map(new).collect()
+        let is_change = |(_, difference): &(u32, Difference)| *difference != Difference::default();
+        let new = |(uid, difference): (u32, Difference)| (uid, difference.applied_to(usage.of(uid)));
+        self.of_users().filter(is_change).map(new).collect()
     }
 }
 
@@ -84,16 +174,6 @@ fn counted_bytes(inode: &Inode) -> u64 {
     match inode.kind() {
         Ok(Kind::File) => inode.size_bytes,
         _ => 0,
-    }
-}
-
-/// Replaces the use of users. A user without inodes has no use.
-pub(crate) fn set_usage(usage: &mut UsageOfUsers, new: &[(u32, Usage)]) {
-    for (uid, new) in new {
-        match *new == Usage::default() {
-            true => usage.remove(uid),
-            false => usage.insert(*uid, *new),
-        };
     }
 }
 
@@ -130,18 +210,18 @@ mod tests {
             (7, Usage { inodes: 3, bytes: 2 * u128::from(u64::MAX) }),
             (8, Usage { inodes: 1, bytes: 0 }),
         ];
-        assert_eq!(changes.applied_to(&UsageOfUsers::new()), expected);
+        assert_eq!(changes.applied_to(&UsageOfUsers::default()), expected);
     }
 
     #[test]
     fn a_new_owner_gets_the_use_of_the_old_one() {
-        let mut usage = UsageOfUsers::from([(7, Usage { inodes: 1, bytes: 3 })]);
+        let mut usage = UsageOfUsers::from_iter([(7, Usage { inodes: 1, bytes: 3 })]);
         let mut changes = UsageChanges::default();
         changes.remove(&inode(Kind::File, 7, 3));
         changes.add(&inode(Kind::File, 8, 3));
-        let new = changes.applied_to(&usage);
-        set_usage(&mut usage, &new);
-        assert_eq!(usage, UsageOfUsers::from([(8, Usage { inodes: 1, bytes: 3 })]));
+        usage.set(&changes.applied_to(&usage));
+        assert_eq!(usage, UsageOfUsers::from_iter([(8, Usage { inodes: 1, bytes: 3 })]));
+        assert_eq!(usage.total(), Usage { inodes: 1, bytes: 3 });
     }
 
     #[test]
@@ -149,8 +229,8 @@ mod tests {
         let mut changes = UsageChanges::default();
         changes.remove(&inode(Kind::File, 7, 3));
         changes.add(&inode(Kind::File, 7, 3));
-        assert_eq!(changes.applied_to(&UsageOfUsers::new()), []);
+        assert_eq!(changes.applied_to(&UsageOfUsers::default()), []);
         changes.remove(&inode(Kind::File, 7, 3));
-        assert_eq!(changes.applied_to(&UsageOfUsers::new()), [(7, Usage::default())]);
+        assert_eq!(changes.applied_to(&UsageOfUsers::default()), [(7, Usage::default())]);
     }
 }

@@ -14,6 +14,7 @@ use crate::batch::BatchCaller;
 use crate::change::{DataChange, InodeChange};
 use crate::entries::Entries;
 use crate::entry::{Content, DEPTH_MAX, FILES_OF_USERS, Inode, ROOT, damaged};
+use crate::limits::Quota;
 use crate::name_space::NameSpace;
 use crate::names::{FoundNode, Names, NewNode, Place, Removed, Renamed};
 use crate::permissions::{SET_GROUP_ID, WRITE};
@@ -273,6 +274,10 @@ impl<E: Entries + Send + Sync> NameSpace for UserNames<E> {
         let FoundNode { place, inode } = check.reachable(&names, node)?;
         let change = check.change(&inode, change, now)?;
         names.change((inode.number, &place), &change, now)
+    }
+
+    fn quota(&self) -> Result<Option<Quota>> {
+        self.names.quota()
     }
 
     fn sync(&self) -> Result<()> {

@@ -13,7 +13,7 @@ use quell_batch_service::{
 use quell_kv::{Batch, KeyValue, MemoryStore};
 use quell_testkit::Random;
 
-use stores::{FILE, LATER, NEW, NOW, USER, make_dir, make_file, tables, write};
+use stores::{FILE, LATER, NEW, NOW, USER, make_dir, make_file, tables, usage, write};
 
 /// A store whose image can be changed without the rules of a name space.
 struct Store {
@@ -274,7 +274,7 @@ fn wrong_counts_are_found_and_corrected() {
     for seed in 0..20 {
         let store = Store::new();
         prepare(&*store.open().name_space(), &mut Random::new(seed));
-        let right = store.open().usage();
+        let right = usage(&store.open());
         assert_eq!(right.iter().map(|(uid, _)| *uid).collect::<Vec<_>>(), [USER], "seed {seed}");
         let mut commit = Batch::new();
         match seed % 2 {
@@ -283,11 +283,11 @@ fn wrong_counts_are_found_and_corrected() {
             _ => commit.put(&USE_OF_USER, &[1, 0]),
         }
         store.keys.commit(commit).unwrap();
-        assert_ne!(store.open().usage(), right, "seed {seed}");
+        assert_ne!(usage(&store.open()), right, "seed {seed}");
         let found = store.problems(true);
         assert!(matches!(found[..], [(ProblemKind::WrongUsage, _)]), "seed {seed}: {found:?}");
         assert_eq!(store.problems(false), [], "seed {seed}");
-        assert_eq!(store.open().usage(), right, "seed {seed}");
+        assert_eq!(usage(&store.open()), right, "seed {seed}");
     }
 }
 
@@ -295,12 +295,12 @@ fn wrong_counts_are_found_and_corrected() {
 fn a_store_without_counts_is_counted_at_its_first_open() {
     let store = Store::new();
     prepare(&*store.open().name_space(), &mut Random::new(1));
-    let right = store.open().usage();
+    let right = usage(&store.open());
     let mut commit = Batch::new();
     commit.delete(COUNTED);
     commit.delete(&USE_OF_USER);
     store.keys.commit(commit).unwrap();
-    assert_eq!(store.open().usage(), right);
+    assert_eq!(usage(&store.open()), right);
     assert!(store.keys.get(COUNTED).unwrap().is_some());
     assert_eq!(store.problems(false), []);
 }
@@ -314,15 +314,15 @@ fn the_sizes_of_files_and_the_number_of_inodes_are_counted() {
     let dir = make_dir(&*names, ROOT, "dir");
     write(&*names, &file, b"seven b");
     // The root directory, the file and the directory.
-    assert_eq!(primary.usage(), [(USER, Usage { inodes: 3, bytes: 7 })]);
+    assert_eq!(usage(&primary), [(USER, Usage { inodes: 3, bytes: 7 })]);
     let linked = names.link((file.inode.number, &file.place), dir, b"link", LATER).unwrap();
-    assert_eq!(primary.usage(), [(USER, Usage { inodes: 3, bytes: 7 })]);
+    assert_eq!(usage(&primary), [(USER, Usage { inodes: 3, bytes: 7 })]);
     let change = InodeChange { uid: Some(USER + 1), ..InodeChange::default() };
     names.change((linked.inode.number, &linked.place), &change, LATER).unwrap();
     let (own, other) = (Usage { inodes: 2, bytes: 0 }, Usage { inodes: 1, bytes: 7 });
-    assert_eq!(primary.usage(), [(USER, own), (USER + 1, other)]);
+    assert_eq!(usage(&primary), [(USER, own), (USER + 1, other)]);
     names.remove(ROOT, b"file", LATER).unwrap();
-    assert_eq!(primary.usage(), [(USER, own), (USER + 1, other)]);
+    assert_eq!(usage(&primary), [(USER, own), (USER + 1, other)]);
     names.remove(dir, b"link", LATER).unwrap();
-    assert_eq!(primary.usage(), [(USER, own)]);
+    assert_eq!(usage(&primary), [(USER, own)]);
 }

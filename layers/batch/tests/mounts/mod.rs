@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use quell_batch::BatchFs;
 use quell_batch_service::{
     Entries, Entry, FoundNode, Inode, InodeChange, Key, KeyChange, MemoryEntries, NameSpace, Names, NewNode,
-    Place, Removed, Renamed,
+    Place, Quota, Removed, Renamed,
 };
 use quell_testkit::MemoryStore;
 use quell_vfs::{
@@ -128,6 +128,10 @@ impl Counting {
 }
 
 impl NameSpace for Counting {
+    fn quota(&self) -> Result<Option<Quota>> {
+        self.inner.quota()
+    }
+
     fn is_shared(&self) -> bool {
         self.inner.is_shared()
     }

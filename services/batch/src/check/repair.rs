@@ -43,7 +43,7 @@ impl Repairs {
         image.raise_next_inode(self.next_inode)?;
         let mut changes = self.changes.into_iter().peekable();
         while changes.peek().is_some() {
-            image.apply(changes.by_ref().take(CHANGES_AT_A_TIME).collect())?;
+            image.apply_without_limits(changes.by_ref().take(CHANGES_AT_A_TIME).collect())?;
         }
         image.sync()
     }

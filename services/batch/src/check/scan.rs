@@ -86,11 +86,10 @@ impl Scan {
 
     /// Reports each user whose counted use differs from the use by the entries.
     pub(super) fn compare_usage(&self, counted: &UsageOfUsers, report: &mut dyn FnMut(&Problem)) {
-        let of_entries: UsageOfUsers = self.usage.applied_to(&UsageOfUsers::new()).into_iter().collect();
-        let users: BTreeSet<u32> = counted.keys().chain(of_entries.keys()).copied().collect();
+        let of_entries: UsageOfUsers = self.usage.applied_to(&UsageOfUsers::default()).into_iter().collect();
+        let users: BTreeSet<u32> = counted.iter().chain(of_entries.iter()).map(|(uid, _)| uid).collect();
         for uid in users {
-            let of = |usage: &UsageOfUsers| usage.get(&uid).copied().unwrap_or_default();
-            let (counted, found) = (of(counted), of(&of_entries));
+            let (counted, found) = (counted.of(uid), of_entries.of(uid));
             if counted != found {
                 let Usage { inodes, bytes } = counted;
                 let detail = format!(

@@ -13,7 +13,8 @@ use std::sync::{Arc, RwLock};
 use quell_batch_service::{
     BatchCaller, BatchRecord, BatchState, Certificate, Conflict, Content, DataChange, Entry, FIRST_INODE,
     FoundNode, Image, InitialEntries, Inode, InodeChange, Key, MEMORY_BYTES, NameSpace, Names, NewBatch,
-    NewNode, NewPart, Place, Primary, PrivateEntries, ProofForm, ROOT, TableDir, TableFiles,
+    NewNode, NewPart, Place, Primary, PrivateEntries, ProofForm, Quota, QuotaSubject, ROOT, TableDir,
+    TableFiles, Usage,
 };
 use quell_kv::MemoryStore;
 use quell_vfs::{Kind, NewEntry, Result, Time};
@@ -180,6 +181,15 @@ impl Fixture {
         );
         found
     }
+}
+
+/// Returns the use of each user.
+pub fn usage(primary: &Primary) -> Vec<(u32, Usage)> {
+    let of_user = |quota: Quota| match quota.subject {
+        QuotaSubject::User(uid) => Some((uid, quota.usage)),
+        QuotaSubject::Store | QuotaSubject::EachUser => None,
+    };
+    primary.quotas().into_iter().filter_map(of_user).collect()
 }
 
 /// Returns the inode of a file of 7 bytes.
