@@ -133,7 +133,7 @@ fn operations_beyond_the_limit_of_a_store_fail_with_edquot() {
     assert_eq!(quota(&["--whole-store", "--files", "none"]).expect(0).text(), "");
     stage.run(stage.quell().args(words(&[&"batch", &"commit", &store, &"1"]))).expect(0);
     let user = rustix::process::getuid().as_raw();
-    let listed = format!("whole store  5 files, 1,000 B; at most 1.00 MiB\n{user:>11}  5 files, 1,000 B\n");
+    let listed = format!("whole store  5 files, 1000 B; at most 1.00 MiB\n{user:>11}  5 files, 1000 B\n");
     assert_eq!(quota(&[]).expect(0).text(), listed);
 }
 

@@ -199,3 +199,56 @@ fn a_batch_of_another_user_is_committed_by_the_server() {
     fixture.umount(USER, &mine).expect(0);
     fixture.end();
 }
+
+#[test]
+fn a_member_commits_a_batch_beyond_a_limit_later_together_with_blobs() {
+    if !is_root() {
+        skip!("only root can be two users");
+    }
+    let fixture = Fixture::new();
+    let store = fixture.store.to_str().unwrap();
+    let theirs = fixture.mount(OWNER, "", &[], "mount");
+    fixture.sh(OWNER, "mkdir -m 777 mount/open").expect(0);
+    let limit = |files: &str| ["batch", "quota", store, "--each-user", "--files", files].map(str::to_owned);
+    let quota = |uid, arguments: &[String]| {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        fixture.quell(uid, &arguments)
+    };
+    quota(OWNER, &limit("2")).expect(0);
+    let trusting = |files: &str| [&limit(files)[..], &["--trust-owner", "1"].map(str::to_owned)].concat();
+    quota(USER, &trusting("9")).expect(3).says("only the owner of the store can set limits");
+    let batch = fixture.mount(USER, "open", &["--mode", "batch"], "batch");
+    fixture.sh(USER, "echo a > batch/a && echo b > batch/b && echo c > batch/c").expect(0);
+    let refused = fixture.umount(USER, &batch);
+    assert!(refused.code() != Some(0), "{}", refused.err);
+    let refused = refused.says("user 2 would have 3 inodes; the limit is 2");
+    assert!(refused.err.contains("quell batch commit"), "{}", refused.err);
+    let status = ["batch", "status", store, "--trust-owner", "1", "--json"];
+    let listed = fixture.quell(USER, &status).json();
+    assert_eq!(
+        (&listed["batches"][0]["state"], fixture.sh(OWNER, "ls mount/open").text().as_str()),
+        (&"open".into(), "")
+    );
+    let number = listed["batches"][0]["number"].to_string();
+    quota(OWNER, &limit("3")).expect(0);
+    let document = r#"{"store": "blobs", "operations": [{"operation": "create", "blob": "runs/7"}]}"#;
+    let commit = format!(
+        "echo '{document}' > blobs.json && {} batch commit --trust-owner 1 --blobs blobs.json {store} {number}",
+        fixture.stage.path("quell-copy").display()
+    );
+    fixture.sh(USER, &commit).expect(0);
+    assert_eq!(
+        fixture.sh(OWNER, "cat mount/open/a mount/open/c && stat -c %u mount/open/b").expect(0).text(),
+        "a\nc\n2\n"
+    );
+    let blob = format!("{} blob ls blobs runs/", fixture.stage.path("quell-copy").display());
+    assert!(fixture.sh(USER, &blob).expect(0).text().contains("runs/7"));
+    // The limit holds in the synchronous mode, too.
+    let mine = fixture.mount(USER, "open", &[], "synchronous");
+    let ended = fixture.sh(USER, "touch synchronous/d");
+    assert!(ended.code() != Some(0) && ended.err.contains("Disk quota exceeded"), "{}", ended.err);
+    fixture.sh(USER, "rm synchronous/a && touch synchronous/d").expect(0);
+    fixture.umount(USER, &mine).expect(0);
+    fixture.umount(OWNER, &theirs).expect(0);
+    fixture.end();
+}

@@ -82,9 +82,6 @@ impl Service for Requests {
             }
             let Taken { request, rights, reply } = taken;
             reply.send(self.store.execute(&rights, &request.bytes, request.reply_bytes_max));
-            if self.store.has_submitted() {
-                self.commits.commit_submitted();
-            }
         }
     }
 

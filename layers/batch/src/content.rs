@@ -247,9 +247,9 @@ impl Shared {
                         state.data = Some(Arc::new(Handle::Own(data)));
                         return Ok(());
                     }
+                    Err(error) if matches!(error.kind, ErrorKind::Conflict | ErrorKind::Quota) => error,
                     // The inode may refer to the new data file, which is therefore not removed.
-                    Err(error) if error.kind != ErrorKind::Conflict => return Err(error),
-                    Err(error) => error,
+                    Err(error) => return Err(error),
                 },
                 Err(error) => error,
             };
@@ -327,7 +327,6 @@ impl Shared {
             self.note_and_keep_writes(node, state, inode)?;
             let data = match state.content {
                 Content::File(file) if self.data.is_own(file) => {
-                    self.send(node, state)?;
                     let data = self.opened_data(state)?;
                     let data = own(data.as_deref())?;
                     // The bytes are removed before the size changes: if the file grows again, it

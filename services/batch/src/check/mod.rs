@@ -26,12 +26,14 @@ pub use tables::check_tables;
 pub(crate) fn check(image: &mut Image, repairs: bool, report: &mut dyn FnMut(&Problem)) -> Result<Checked> {
     let mut scan = scan::Scan::default();
     scan.read(image, report)?;
-    scan.compare_usage(image.usage(), report);
+    let is_use_right = scan.compare_usage(image.usage(), report);
     let checked = scan.checked();
     let repair = repair::Repair::new(scan, image, report).run()?;
     if repairs {
         repair.apply(image)?;
-        image.recount_usage()?;
+        if !is_use_right {
+            image.recount_usage()?;
+        }
     }
     Ok(checked)
 }

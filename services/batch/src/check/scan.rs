@@ -84,14 +84,15 @@ impl Scan {
         Ok(())
     }
 
-    /// Reports each user whose counted use differs from the use by the entries.
-    pub(super) fn compare_usage(&self, counted: &UsageOfUsers, report: &mut dyn FnMut(&Problem)) {
+    /// Reports each user whose counted use differs from the use by the entries. Returns whether
+    /// there is none.
+    pub(super) fn compare_usage(&self, counted: &UsageOfUsers, report: &mut dyn FnMut(&Problem)) -> bool {
         let of_entries: UsageOfUsers = self.usage.applied_to(&UsageOfUsers::default()).into_iter().collect();
         let users: BTreeSet<u32> = counted.iter().chain(of_entries.iter()).map(|(uid, _)| uid).collect();
         for uid in users {
-            let (counted, found) = (counted.of(uid), of_entries.of(uid));
-            if counted != found {
-                let Usage { inodes, bytes } = counted;
+            let (stated, found) = (counted.of(uid), of_entries.of(uid));
+            if stated != found {
+                let Usage { inodes, bytes } = stated;
                 let detail = format!(
                     "{inodes} inodes and {bytes} bytes are counted for user {uid}, and the entries have {} inodes \
                      and {} bytes",
@@ -100,6 +101,7 @@ impl Scan {
                 report(&Problem { kind: ProblemKind::WrongUsage, entry: None, detail });
             }
         }
+        counted == &of_entries
     }
 
     pub(super) fn checked(&self) -> Checked {
