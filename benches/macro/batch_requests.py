@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Counts the requests of the kernel to a mount of a store for batches: batch_requests.py QUELL
 
-Works on 300 files in a directory, in a mount of a server's client and in one whose names the kernel
-keeps, and prints a table of the requests for each file. QUELL is the path to a binary. The numbers
-do not depend on the speed of the machine.
+Works on 300 files in a directory, in a mount of a server's client, in one whose names the kernel
+keeps, and in one of a batch, and prints a table of the requests for each file. QUELL is the path to
+a binary. The numbers do not depend on the speed of the machine.
 """
 import argparse
 import contextlib
@@ -46,9 +46,9 @@ def server(quell, store):
 
 
 @contextlib.contextmanager
-def mounted(quell, store, point):
+def mounted(quell, store, point, *options):
     point.mkdir()
-    run(quell, "mount", "--batch", store, point)
+    run(quell, "mount", "--batch", store, point, *options)
     try:
         yield point
     finally:
@@ -126,9 +126,12 @@ def main():
         run(quell, "batch", "init", temporary / "own")
         with mounted(quell, temporary / "own", temporary / "alone") as point:
             kept = count(quell, point)
-    print("| step | mount of a server's client | names are kept |\n|---|---|---|")
-    for (name, in_shared), (_, in_kept) in zip(shared, kept):
-        print(f"| {name} | {in_shared:.0f} | {in_kept:.0f} |")
+        run(quell, "batch", "init", temporary / "second")
+        with mounted(quell, temporary / "second", temporary / "batch", "--mode", "batch") as point:
+            private = count(quell, point)
+    print("| step | mount of a server's client | names are kept | batch |\n|---|---|---|---|")
+    for (name, in_shared), (_, in_kept), (_, in_private) in zip(shared, kept, private):
+        print(f"| {name} | {in_shared:.0f} | {in_kept:.0f} | {in_private:.0f} |")
 
 
 if __name__ == "__main__":

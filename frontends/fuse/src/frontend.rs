@@ -64,6 +64,8 @@ pub(crate) struct Frontend {
     pub(crate) is_exclusive: bool,
     /// The kernel opens directories by itself after the first `opendir` is answered with ENOSYS.
     pub(crate) no_opendir: bool,
+    /// The kernel sends a FLUSH at each close.
+    sends_flush: bool,
     pub(crate) lifetimes: Arc<Lifetimes>,
     pub(crate) handles: Handles<dyn File>,
     /// The open files of a writable tree; for such a tree `handles` is empty.
@@ -99,6 +101,8 @@ impl Frontend {
         };
         let lifetimes = Arc::new(Lifetimes::new(changes));
         let locks = if fs.writable().is_some() { options.locks } else { LockKeeper::Kernel };
+        let sends_flush =
+            fs.writable().is_some() && !(options.defers_closes && locks != LockKeeper::FileSystem);
         let recent = RecentFiles::new(RECENT_FILES_MAX);
         let (handles, writable_files) = (Handles::default(), Arc::new(WritableHandles::default()));
         Frontend {
@@ -112,6 +116,7 @@ impl Frontend {
             is_root: rustix::process::geteuid().is_root(),
             is_exclusive: changes == Changes::OfThisMount,
             no_opendir: false,
+            sends_flush,
             lifetimes,
             handles,
             writable_files,
@@ -248,17 +253,22 @@ impl Frontend {
             flags = FopenFlags::FOPEN_DIRECT_IO;
         }
         let flags = if writes { flags | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES } else { flags };
-        // In a writable tree, closing a file that was opened only for reading also returns the
-        // errors of syncs.
-        if self.fs.writable().is_none() { flags | FopenFlags::FOPEN_NOFLUSH } else { flags }
+        flags | self.close_flags()
+    }
+
+    /// Returns the flags that determine whether the kernel sends a FLUSH at each close. In a
+    /// writable tree, closing a file that was opened only for reading also returns the errors of
+    /// syncs.
+    fn close_flags(&self) -> FopenFlags {
+        if self.sends_flush { FopenFlags::empty() } else { FopenFlags::FOPEN_NOFLUSH }
     }
 
     /// Returns the flags for a file of a writable tree that was opened only for reading.
     pub(crate) fn read_only_flags(&self, cache: DataCache) -> FopenFlags {
         match cache {
             DataCache::Direct => self.open_flags(false),
-            DataCache::Fill => FopenFlags::empty(),
-            DataCache::Keep => FopenFlags::FOPEN_KEEP_CACHE,
+            DataCache::Fill => self.close_flags(),
+            DataCache::Keep => FopenFlags::FOPEN_KEEP_CACHE | self.close_flags(),
         }
     }
 

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mounted::mounted;
-use quell_fuse::{Options, Session, Snapshot};
+use quell_fuse::{LockKeeper, Options, Session, Snapshot};
 use quell_testkit::kernel_version;
 use quell_vfs::{Change, Context, FileSystem, NewEntry, OpenMode, Writable};
 use rustix::fs::{
@@ -672,6 +672,36 @@ fn data_of_a_mapping_is_published_at_the_unmount_at_the_latest() {
     // of the descriptor. It is closed once, when the kernel releases it.
     assert!(mounted.watch.publishes.load(SeqCst) >= opens);
     assert_eq!(mounted.watch.closes.load(SeqCst), opens);
+}
+
+/// With this option, close(2) returns no error, and the file is closed afterwards.
+#[test]
+fn a_deferred_close_is_not_passed_to_the_file_before_its_release() {
+    let mounted = mounted!(Options { defers_closes: true, locks: LockKeeper::Kernel, ..Options::default() });
+    for flags in [OFlags::CREATE | OFlags::WRONLY, OFlags::RDWR, OFlags::RDONLY] {
+        let (publishes, closes) = (mounted.watch.publishes.load(SeqCst), mounted.watch.closes.load(SeqCst));
+        let file = mounted.open("file", flags);
+        let copy = file.try_clone().unwrap();
+        if flags != OFlags::RDONLY {
+            file.write_all_at(b"written", 0).unwrap();
+        }
+        mounted.watch.no_space_to_publish.store(true, SeqCst);
+        close(file).unwrap();
+        assert_eq!(mounted.watch.closes.load(SeqCst), closes, "a copy of the descriptor is open");
+        close(copy).unwrap();
+        assert!(eventually(|| mounted.watch.closes.load(SeqCst) == closes + 1));
+        mounted.watch.no_space_to_publish.store(false, SeqCst);
+        assert_eq!(mounted.watch.publishes.load(SeqCst), publishes, "no FLUSH");
+    }
+    assert_eq!(mounted.read("file"), b"written");
+    // fsync(2) returns errors as before.
+    let file = mounted.open("file", OFlags::WRONLY);
+    file.sync_all().unwrap();
+    assert_eq!(mounted.watch.syncs.load(SeqCst), 1);
+    // A file system that keeps the locks needs each FLUSH.
+    let mounted = mounted!(Options { defers_closes: true, ..Options::default() });
+    mounted.write("file", b"x");
+    assert!(mounted.watch.publishes.load(SeqCst) >= 1);
 }
 
 /// A close returns the error of a failed sync even for a file opened for reading: each close is

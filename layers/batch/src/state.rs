@@ -75,15 +75,18 @@ impl FileState {
     }
 
     /// Ends the use by an open file. After the last use, the writes that could not be sent are
-    /// discarded: each close has returned the error.
-    pub(crate) fn closed(&mut self) {
+    /// kept, to be sent later, or discarded, because each close has returned the error.
+    pub(crate) fn closed(&mut self, keeps_unsent: bool) {
         self.open -= 1;
+        if self.open == 0 && !keeps_unsent {
+            self.sent();
+        }
         self.forget_if_closed();
     }
 
-    /// Forgets the inode if the file is not open.
+    /// Forgets the inode if the file is not open and has no writes to be sent later.
     pub(crate) fn forget_if_closed(&mut self) {
-        if self.open == 0 {
+        if self.open == 0 && self.unsent().is_none() {
             *self = FileState::default();
         }
     }
@@ -110,7 +113,7 @@ impl FileState {
         *unsent = Some(Unsent { end, written });
     }
 
-    /// Records that the inode has all writes.
+    /// Records that no writes are to be sent: the inode has them, or they are discarded.
     pub(crate) fn sent(&mut self) {
         self.pending = Extents::default();
         *lock(&self.unsent) = None;

@@ -240,13 +240,49 @@ fn a_failed_change_is_returned_by_each_descriptor_until_it_succeeds() {
     second.publish().unwrap();
     second.close().unwrap();
     assert_eq!(bytes(&*open(&fs, "file")), b"bytes");
-    // After the last close, the data is lost.
-    let file = open(&fs, "file");
-    file.write_at(b"B", 0).unwrap();
-    counting.refuse_changes(Some(ErrorKind::NoSpace));
-    assert_eq!(file.close().unwrap_err().kind, ErrorKind::NoSpace);
+}
+
+/// A frontend may ignore the error of the last close of a file of a batch: the file is sent again
+/// at the end of the batch. The data of a file of a shared name space is lost: close(2) has
+/// returned the error.
+#[test]
+fn a_file_of_a_batch_that_could_not_be_sent_at_its_last_close_is_sent_at_the_end() {
+    for (names, is_private) in [(private(), true), (shared(), false)] {
+        let counting = Counting::new(names);
+        let names: Arc<dyn NameSpace> = counting.clone();
+        let fs = mount(&names, &MemoryStore::new(), 0);
+        let (_, file) = create(&fs, "file");
+        file.write_at(b"bytes", 0).unwrap();
+        counting.refuse_changes(Some(ErrorKind::NoSpace));
+        assert_eq!(file.close().unwrap_err().kind, ErrorKind::NoSpace);
+        // No program has the file open any more.
+        let kept: &[u8] = if is_private { b"bytes" } else { b"" };
+        let reader = open(&fs, "file");
+        assert_eq!(bytes(&*reader), kept);
+        assert_eq!(
+            fs.end().map_err(|error| error.kind),
+            if is_private { Err(ErrorKind::NoSpace) } else { Ok(()) }
+        );
+        counting.refuse_changes(None);
+        fs.end().unwrap();
+        let other = mount(&names, &MemoryStore::new(), 0);
+        assert_eq!(bytes(&*open(&other, "file")), kept);
+    }
+}
+
+#[test]
+fn a_write_beyond_a_limit_leaves_no_data_file() {
+    let counting = Counting::new(shared());
+    let (names, store): (Arc<dyn NameSpace>, _) = (counting.clone(), MemoryStore::new());
+    let fs = mount(&names, &store, 0);
+    let (_, file) = create(&fs, "file");
+    counting.refuse_changes(Some(ErrorKind::Quota));
+    assert_eq!(file.write_at(&vec![1; LIMIT + 1], 0).unwrap_err().kind, ErrorKind::Quota);
+    assert_eq!(data_files(&store), [""; 0]);
     counting.refuse_changes(None);
-    assert_eq!(bytes(&*open(&fs, "file")), b"bytes");
+    file.write_at(&vec![1; LIMIT + 1], 0).unwrap();
+    file.close().unwrap();
+    assert_eq!(data_files(&store).len(), 1);
 }
 
 #[test]

@@ -209,6 +209,12 @@ impl Content for Batch {
         true
     }
 
+    /// Returns true: the end of the batch sends the files that could not be sent when they were
+    /// closed.
+    fn defers_closes(&self) -> bool {
+        true
+    }
+
     fn is_busy(&self) -> bool {
         false
     }

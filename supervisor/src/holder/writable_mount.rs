@@ -45,6 +45,12 @@ pub trait Content: Send + Sync {
         false
     }
 
+    /// Returns whether close(2) does not wait for the file system: no other mount shows the files
+    /// before [`end`](Self::end), which returns the errors of all of them.
+    fn defers_closes(&self) -> bool {
+        false
+    }
+
     /// Returns whether programs cannot change the files.
     fn is_read_only(&self) -> bool {
         false
@@ -119,6 +125,7 @@ impl WritableMount {
             threads: context.plan.threads.into(),
             allow_other,
             exclusive: content.is_exclusive(),
+            defers_closes: content.defers_closes(),
             read_only: content.is_read_only(),
             locks: options.locks,
             source: mount_source(options.source),
