@@ -26,6 +26,7 @@ pub mod generate;
 pub mod holder;
 pub mod index;
 pub mod job;
+mod key_files;
 pub mod log;
 pub mod log_flatten;
 pub mod log_fsck;

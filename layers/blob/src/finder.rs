@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use quell_rados::{Objects, ServerRecord, ServerState, read_server};
 use quell_threads::lock;
-use quell_transport::peer::{ClientSettings, Endpoint, Protection, Role};
+use quell_transport::peer::{ClientKey, ClientSettings, Endpoint, Protection, Role};
 use quell_vfs::{Error, ErrorKind, Result};
 
-use crate::key::ClientKey;
 use crate::location::resolve;
 
 /// The time without a connection after which requests fail, so that they are repeated at another

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use quell_blob_service::BlobStat;
 use quell_rados::{Objects, read_groups};
+use quell_transport::peer::ClientKey;
 use quell_vfs::{Error, ErrorKind};
 use quell_wire::blob::{
     Committed, Operation, PROTOCOL, StoreCounters, Transaction as WireTransaction, Transform, Version,
@@ -18,7 +19,6 @@ use crate::error::Result;
 use crate::finder::Finder;
 use crate::future::CommitFuture;
 use crate::grouped::Grouped;
-use crate::key::{self, ClientKey};
 use crate::location::{self, Location};
 use crate::rados::{NAME, open_pool};
 use crate::remote::Remote;
@@ -72,12 +72,12 @@ impl Store {
             },
             Location::Socket(path) => Arc::new(Remote::by_socket(path.clone(), None)?),
             Location::Server { address, key, is_encrypted } => {
-                let key = key::read_key(key)?;
+                let key = ClientKey::read(key)?;
                 Arc::new(Remote::by_tcp(location::resolve(address)?, key, *is_encrypted)?)
             }
             Location::Rados { pool, key, is_encrypted } => {
                 let Some(key) = key else { return Err(location::no_key(&location.to_string()).into()) };
-                open_rados(pool, key::read_key(key)?, *is_encrypted)?
+                open_rados(pool, ClientKey::read(key)?, *is_encrypted)?
             }
         };
         Ok(Store { backend, location })

@@ -15,7 +15,7 @@ pub use joint::{
     GROUP_PROTOCOL, GROUPS_MAX, JOINT_BYTES_MAX, JointDecision, JointId, JointReply, JointRequest, Outcome,
     Preparation, Proof, UNDECIDED_MAX, group_of,
 };
-pub use key::{Access, GRANTS_MAX, Grant, KEY_DESCRIPTION_BYTES_MAX, KeyDescription, Right};
+pub use key::{Access, GRANTS_MAX, Grant, KeyDescription, Right};
 pub use message::{
     DATA_BYTES_MAX, Draft, ExtentPart, MESSAGE_BYTES_MAX, NAMES_MAX, PROTOCOL, ReadState, Reply, Request,
     TransferId, UPLOAD_BYTES_MAX, WrittenExtent,

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use quell_blob_service::CommitResult;
 use quell_rados::Objects;
 use quell_threads::lock;
+use quell_transport::peer::ClientKey;
 use quell_vfs::{Error, Result};
 use quell_wire::blob::{Reply, Request, StoreCounters, Transaction, Version};
 
@@ -23,7 +24,6 @@ use self::joint::JointTransaction;
 use self::servers::Servers;
 use self::state::{LatestStates, SnapshotStates};
 use crate::backend::{Backend, ReadDone, TransactionState, read_bytes};
-use crate::key::ClientKey;
 use crate::readers::Readers;
 
 /// The time after which `collect` ends a joint transaction that is still not decided.

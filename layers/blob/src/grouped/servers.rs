@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use quell_blob_service::CommitResult;
 use quell_rados::{Objects, group_name};
 use quell_threads::lock;
+use quell_transport::peer::ClientKey;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
     GROUP_PROTOCOL, JointId, JointReply, JointRequest, Preparation, Refusal, Reply, Request, Transaction,
@@ -21,7 +22,6 @@ use super::locks::{LockWaits, Next, lock_of};
 use super::split::Split;
 use crate::backend::{Backend, TransactionState};
 use crate::finder::Finder;
-use crate::key::ClientKey;
 use crate::rados::NAME;
 use crate::remote::Remote;
 

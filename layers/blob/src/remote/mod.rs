@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use quell_blob_service::CommitResult;
-use quell_transport::peer::{ClientSettings, Endpoint, PoolKey, Role};
+use quell_transport::peer::{ClientKey, ClientSettings, Endpoint, PoolKey, Role};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
     DATA_BYTES_MAX, MESSAGE_BYTES_MAX, PROTOCOL, Reply, Request, SnapshotId, StoreCounters, Transaction,
@@ -28,7 +28,6 @@ use self::link::{FOLLOW_INTERVAL, Follower, Link, check_listening};
 use self::state::RemoteState;
 use crate::backend::{Backend, ReadDone, TransactionState, read_bytes};
 use crate::finder::{Finder, tcp_settings};
-use crate::key::ClientKey;
 use crate::readers::Readers;
 
 /// The time for which a request is repeated if the server does not answer.

@@ -15,6 +15,7 @@ use super::handshake::{
     check_prefix, decode_answer_head, description_bytes, read_greeting,
 };
 use super::incoming::{Incoming, RequestAction};
+use super::key_file::{self, ClientKey};
 use super::outgoing::{Credit, Frame, Outgoing};
 use super::seal::Seal;
 use super::settings::{BYTES_HELD_MIN, Compression, MemberId, PoolId, PoolKey, Protection, Role};
@@ -32,8 +33,11 @@ const PREFIX: Prefix = Prefix {
 const HELLO: Hello =
     Hello { session: 3, connection: 1, requests_held_max: 4, bytes_held_max: BYTES_HELD_MIN };
 
-/// Reads bytes as a greeting, as an answer, and as a hello.
+/// Reads bytes as a greeting, as an answer, as a hello, and as the file of a derived key.
 pub fn check_handshake(bytes: &[u8]) {
+    if let Some(key) = key_file::decode(bytes) {
+        assert_eq!(key.file_content(), bytes);
+    }
     for role in [Role::Pool, Role::Blob] {
         let own = Prefix { role, ..PREFIX };
         if let Some((greeting, rest)) = bytes.split_first_chunk::<GREETING_BYTES>()
@@ -178,6 +182,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("peer_handshake", "derived", [&derived[..], description].concat()),
         ("peer_handshake", "answer", answer.to_vec()),
         ("peer_handshake", "hello", HELLO.encode().to_vec()),
+        ("peer_handshake", "key_file", ClientKey::derive(&KEY, description.to_vec()).file_content()),
         ("peer_frames", "requests", [request(3), request(4), ids(FrameKind::Acknowledge, 3)].concat()),
         ("peer_frames", "lz4", compressed(Compression::Lz4, 3)),
         ("peer_frames", "zstd", compressed(Compression::Zstd, 3)),

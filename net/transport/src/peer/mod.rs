@@ -37,7 +37,7 @@ mod workers;
 pub use client::{Client, ClientSettings};
 pub use frame::PAYLOAD_BYTES_MAX;
 pub use handler::{Handler, Reply, ReplySink, Request};
-pub use key_file::{create_key_file, read_key_file};
+pub use key_file::{ClientKey, create_key_file, read_key_file};
 pub use network::PeerNetwork;
 pub use not_executed::{not_executed, was_not_executed};
 pub use peer_state::PeerCounters;

@@ -14,7 +14,7 @@ use crate::{decode, encode};
 /// The largest number of grants of a key.
 pub const GRANTS_MAX: usize = 16;
 /// The largest description of a key, in bytes.
-pub const KEY_DESCRIPTION_BYTES_MAX: usize = 4096;
+const KEY_DESCRIPTION_BYTES_MAX: usize = 4096;
 
 /// A right for the blobs whose names begin with a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
