@@ -4,13 +4,13 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use quell_mount_spec::{Distrust, DistrustReason, Ownership, Trusted, TrustedUse};
 
 use crate::display::shown;
 use crate::failure::Failure;
 use crate::inputs::InputFile;
+use crate::user_databases::user_name;
 
 /// Refuses a file whose owner or mode does not allow its use.
 ///
@@ -77,34 +77,10 @@ fn message(distrust: &Distrust, tree: Option<&Path>) -> String {
 
 /// Returns a description of a user for a message, and a value for the option.
 fn described(uid: u32) -> (String, String) {
-    match id(&["-un", &uid.to_string()]) {
+    match user_name(uid) {
         Some(name) if name.chars().all(|c| c.is_ascii_graphic()) => (format!("{name} (user {uid})"), name),
         _ => (format!("user {uid}"), uid.to_string()),
     }
-}
-
-/// Returns the user id of a name in the system's user databases.
-pub fn user_id(name: &str) -> Option<u32> {
-    id(&["-u", "--", name])?.parse().ok()
-}
-
-/// Returns the group id of a name in the system's group databases.
-pub fn group_id(name: &str) -> Option<u32> {
-    let arguments = ["group", "--", name];
-    let output =
-        Command::new("getent").args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
-    let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
-    let mut fields = text.lines().next()?.split(':');
-    (fields.next() == Some(name)).then(|| fields.nth(1))?.and_then(|gid| gid.parse().ok())
-}
-
-/// Returns the output of id(1), which uses all databases that the system is configured with,
-/// including LDAP.
-fn id(arguments: &[&str]) -> Option<String> {
-    let output =
-        Command::new("id").args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    (output.status.success() && !text.trim().is_empty()).then(|| text.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -122,11 +98,5 @@ mod tests {
         assert!(text.contains("user 4000000") && text.contains("--trust-owner 4000000"), "{text}");
         assert!(text.contains("the owner of /usr/bin"), "{text}");
         assert_eq!(described(0), ("root (user 0)".into(), "root".into()));
-    }
-
-    #[test]
-    fn user_names_are_resolved_to_ids() {
-        assert_eq!(user_id("root"), Some(0));
-        assert!([user_id("no such user"), user_id(""), user_id("-u")].iter().all(Option::is_none));
     }
 }
