@@ -172,8 +172,12 @@ impl ServedStore {
 
     fn perform(&self, requester: &Requester, mut request: Request) -> Result<Reply> {
         self.check_rights(requester, &request)?;
+        let stated = match &request {
+            Request::Change { now, .. } => Some((*now).into()),
+            _ => None,
+        };
         if let Requester::User(_) = requester {
-            // The client is on this node, so it has the same clock.
+            // The client is not trusted, and the clock of its node may differ from this one.
             request.set_time(now().into());
         }
         if uses_image(&request) {
@@ -181,7 +185,7 @@ impl ServedStore {
         }
         let names = match requester {
             Requester::Owner => self.store.primary().name_space(),
-            Requester::User(caller) => self.store.primary().name_space_of(caller),
+            Requester::User(caller) => self.store.primary().name_space_of(caller, stated),
         };
         Ok(match request {
             Request::Hello { protocol: PROTOCOL } => {

@@ -63,7 +63,7 @@ fn promises_are_kept_in_a_private_name_space() {
 fn of_user() -> Arc<dyn NameSpace> {
     let names = Arc::new(RwLock::new(MemoryEntries::new(NEW, Time::default())));
     let caller = BatchCaller { uid: NEW.uid, gid: NEW.gid, groups: Vec::new() };
-    Arc::new(UserNames::new(names, caller))
+    Arc::new(UserNames::new(names, caller, None))
 }
 
 #[test]

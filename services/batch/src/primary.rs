@@ -103,9 +103,10 @@ impl Primary {
         self.image.clone()
     }
 
-    /// Returns the master image for a user whose client is not trusted.
-    pub fn name_space_of(&self, caller: &BatchCaller) -> Arc<dyn NameSpace> {
-        Arc::new(UserNames::new(self.image.clone(), caller.clone()))
+    /// Returns the master image for a user whose client is not trusted. `stated` is the present
+    /// time by the clock of the client, for a change of an inode.
+    pub fn name_space_of(&self, caller: &BatchCaller, stated: Option<Time>) -> Arc<dyn NameSpace> {
+        Arc::new(UserNames::new(self.image.clone(), caller.clone(), stated))
     }
 
     /// Begins a batch of a user whose client is not trusted, as [`begin`](Self::begin) does. While

@@ -19,7 +19,8 @@ use crate::name_space::NameSpace;
 use crate::names::{FoundNode, Names, NewNode, Place, Removed, Renamed};
 use crate::permissions::{SET_GROUP_ID, WRITE};
 
-/// The largest difference between the clock of a client and the clock of the server, in seconds.
+/// The largest difference between the present time at which a client sends a request, and the
+/// present time that a program has read for the request before, in seconds.
 const PRESENT_SECONDS: u64 = 60;
 
 /// A name space for one user: changes are executed if the permissions of the entries allow them.
@@ -27,12 +28,15 @@ const PRESENT_SECONDS: u64 = 60;
 pub struct UserNames<E> {
     names: Arc<RwLock<Names<E>>>,
     caller: BatchCaller,
+    stated: Option<Time>,
 }
 
 impl<E: Entries> UserNames<E> {
-    /// Returns the name space for a user.
-    pub fn new(names: Arc<RwLock<Names<E>>>, caller: BatchCaller) -> UserNames<E> {
-        UserNames { names, caller }
+    /// Returns the name space for a user. `stated` is the present time by the clock of the client
+    /// for a change of an inode; without it, the client has the same clock as the caller of the
+    /// operations.
+    pub fn new(names: Arc<RwLock<Names<E>>>, caller: BatchCaller, stated: Option<Time>) -> UserNames<E> {
+        UserNames { names, caller, stated }
     }
 
     /// Locks the name space from the check of an operation to its end.
@@ -149,9 +153,14 @@ impl Check<'_> {
     /// Checks a change of an inode, and returns the change with the restrictions of the kernel: a
     /// write by a user other than the owner, or by an owner outside of the file's group, removes
     /// the set-id bits, and a file gets no set-group-ID bit for a group of which the user is not a
-    /// member. A user other than the owner can set only the time `now`, and no extended attributes
-    /// of a sticky directory.
-    fn change(&self, before: &Inode, change: &InodeChange, now: Time) -> Result<InodeChange> {
+    /// member. A user other than the owner can set only the time `now`, which is `stated` by the
+    /// clock of the client, and no extended attributes of a sticky directory.
+    fn change(
+        &self,
+        before: &Inode,
+        change: &InodeChange,
+        (now, stated): (Time, Time),
+    ) -> Result<InodeChange> {
         let InodeChange { permissions, uid, gid, drops_set_id, modified, data, xattr } = change;
         let owns = self.caller.owns(before);
         let may_write = owns || self.caller.has_access(before, WRITE);
@@ -162,7 +171,7 @@ impl Check<'_> {
         self.require(may_write || !is_write)?;
         self.require_ownership(xattr.is_none() || self.caller.may_change_xattrs(before))?;
         self.require_ownership(
-            owns || data.is_some() || modified.is_none_or(|time| is_near(time.into(), now)),
+            owns || data.is_some() || modified.is_none_or(|time| is_near(time.into(), stated)),
         )?;
         if let Some(DataChange::Replace { new: Content::File(file), .. } | DataChange::File(file, _)) = data {
             let is_own = file.batch == FILES_OF_USERS + u64::from(self.caller.uid);
@@ -192,10 +201,11 @@ impl Check<'_> {
     }
 }
 
-/// Returns whether a client can have read `time` as the present time, if its request is executed at
-/// `now`.
-fn is_near(time: Time, now: Time) -> bool {
-    time.seconds.abs_diff(now.seconds) <= PRESENT_SECONDS
+/// Returns whether a program can have read `time` as the present time for a request that its client
+/// has sent at the time `stated`. Both are of one clock, which may differ from that of the server.
+/// A client that states another time gets no more than the right to set the present time.
+fn is_near(time: Time, stated: Time) -> bool {
+    time.seconds.abs_diff(stated.seconds) <= PRESENT_SECONDS
 }
 
 impl<E: Entries + Send + Sync> NameSpace for UserNames<E> {
@@ -272,7 +282,8 @@ impl<E: Entries + Send + Sync> NameSpace for UserNames<E> {
     fn change(&self, node: (u64, &Place), change: &InodeChange, now: Time) -> Result<Inode> {
         let (mut names, check) = self.checked("change");
         let FoundNode { place, inode } = check.reachable(&names, node)?;
-        let change = check.change(&inode, change, now)?;
+        let times = (now, self.stated.unwrap_or(now));
+        let change = check.change(&inode, change, times)?;
         names.change((inode.number, &place), &change, now)
     }
 

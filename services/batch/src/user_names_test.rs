@@ -15,7 +15,7 @@ const OTHER_GROUP: u32 = 200;
 type Shared = Arc<RwLock<Names<MemoryEntries>>>;
 
 fn user(names: &Shared) -> UserNames<MemoryEntries> {
-    UserNames::new(names.clone(), BatchCaller { uid: USER, gid: USER, groups: vec![GROUP] })
+    UserNames::new(names.clone(), BatchCaller { uid: USER, gid: USER, groups: vec![GROUP] }, None)
 }
 
 fn names() -> Shared {
