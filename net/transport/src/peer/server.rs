@@ -47,8 +47,8 @@ pub struct ServerSettings {
     pub threads: usize,
     /// Clients at a time. More are refused.
     pub clients_max: usize,
-    /// The largest number of clients of each user at a time, at a socket for
-    /// [all users](UnixClients::OfAllUsers), except for this user and root. More are refused.
+    /// The largest number of clients of each [user](ClientHandler::user) at a time, except for this
+    /// user and root. More are refused.
     pub clients_of_user_max: usize,
     /// Requests that the server holds for each client at a time, 1 to 65,536.
     pub requests_held_max: u32,
@@ -130,6 +130,13 @@ pub trait ClientHandler: Send + Sync {
     /// client is refused. Called on a thread that serves connections; must not block.
     fn handler(&self, client: ClientIdentity<'_>) -> Option<Arc<dyn Handler>>;
 
+    /// Returns the user of a client, if it is known. By default, it is known of clients at a socket
+    /// for [all users](UnixClients::OfAllUsers). Called on a thread that serves connections; must
+    /// not block.
+    fn user(&self, client: ClientIdentity<'_>) -> Option<u32> {
+        client.user.map(|user| user.uid)
+    }
+
     /// A client has left, or was without a connection for too long. There will be no requests of
     /// it, unless it connects again as a new client. Called on a thread that serves connections;
     /// must not block.
@@ -163,6 +170,8 @@ struct ListedClient {
     description: Vec<u8>,
     /// Its user, if it is a client at a socket for all users.
     user: Option<PeerUser>,
+    /// The user to whose largest number of clients it counts.
+    uid: Option<u32>,
 }
 
 impl ListedClient {
@@ -354,7 +363,7 @@ impl Shared {
                 false => Err(Refusal::UnknownInitiator),
             };
         }
-        if id >= SERVER || self.is_full(&clients, client.user) {
+        if id >= SERVER || self.is_full(&clients, self.handler.user(client)) {
             return Err(Refusal::Full);
         }
         drop(clients);
@@ -368,17 +377,11 @@ impl Shared {
     }
 
     /// Returns whether there are too many clients for another one of this user.
-    fn is_full(&self, clients: &HashMap<MemberId, ListedClient>, user: Option<&PeerUser>) -> bool {
-        let of_user = |uid| {
-            let is_of_user =
-                |listed: &&ListedClient| listed.user.as_ref().is_some_and(|user| user.uid == uid);
-            clients.values().filter(is_of_user).count()
-        };
-        let is_limited = |user: &&PeerUser| user.uid != 0 && user.uid != rustix::process::geteuid().as_raw();
+    fn is_full(&self, clients: &HashMap<MemberId, ListedClient>, uid: Option<u32>) -> bool {
+        let of_user = |uid| clients.values().filter(|listed| listed.uid == Some(uid)).count();
+        let is_limited = |uid: &u32| *uid != 0 && *uid != rustix::process::geteuid().as_raw();
         clients.len() >= self.settings.clients_max
-            || user
-                .filter(is_limited)
-                .is_some_and(|user| of_user(user.uid) >= self.settings.clients_of_user_max)
+            || uid.filter(is_limited).is_some_and(|uid| of_user(uid) >= self.settings.clients_of_user_max)
     }
 
     /// Adds a client that has proved the key. Returns false if it must connect again.
@@ -390,11 +393,12 @@ impl Shared {
         if let Some(listed) = clients.get(&client.id) {
             return Arc::ptr_eq(&listed.peer, client);
         }
-        if client.is_removed() || self.is_full(&clients, identity.user) {
+        let uid = self.handler.user(identity);
+        if client.is_removed() || self.is_full(&clients, uid) {
             return false;
         }
         let (description, user) = (identity.description.to_vec(), identity.user.cloned());
-        clients.insert(client.id, ListedClient { peer: client.clone(), description, user });
+        clients.insert(client.id, ListedClient { peer: client.clone(), description, user, uid });
         true
     }
 }
