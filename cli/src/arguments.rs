@@ -18,7 +18,7 @@ mod top;
 
 pub use batch::{
     BatchAbortArgs, BatchBeginArgs, BatchCommand, BatchCommitArgs, BatchConflictsArgs, BatchExportArgs,
-    BatchFsckArgs, BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchQuotaArgs, BatchServeArgs,
+    BatchFsckArgs, BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchKeyArgs, BatchQuotaArgs, BatchServeArgs,
     BatchSnapshotsArgs, BatchStatusArgs, BatchVerifyArgs, BatchWatchArgs, ConflictSide, NumberLimit,
 };
 pub use blob::{

@@ -6,6 +6,7 @@ mod batch_blobs;
 mod batch_conflicts;
 mod batch_copy;
 mod batch_fsck;
+mod batch_key;
 mod batch_quota;
 mod batch_serve;
 mod batch_store;

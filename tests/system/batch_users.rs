@@ -12,9 +12,9 @@ use crate::skip;
 use crate::stage::{Ended, Running, Stage, eventually, is_root, quell, words};
 
 /// Users with accounts, which fusermount3 needs, and a group of both.
-const OWNER: u32 = 1;
-const USER: u32 = 2;
-const GROUP: &str = "4300100";
+pub const OWNER: u32 = 1;
+pub const USER: u32 = 2;
+pub const GROUP: &str = "4300100";
 
 struct Fixture {
     stage: Stage,
@@ -25,19 +25,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> Fixture {
         let stage = Stage::new();
-        fs::set_permissions(stage.path(""), fs::Permissions::from_mode(0o755)).unwrap();
-        let copy = stage.path("quell-copy");
-        fs::copy(quell(), &copy).unwrap();
-        fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
-        for uid in [OWNER, USER] {
-            for name in ["runtime", "home"] {
-                let dir = stage.dir(&format!("{name}-{uid}"));
-                chown(&dir, Some(uid), Some(uid)).unwrap();
-                fs::set_permissions(&dir, fs::Permissions::from_mode(0o711)).unwrap();
-            }
-            fs::set_permissions(stage.path(format!("runtime-{uid}")), fs::Permissions::from_mode(0o700))
-                .unwrap();
-        }
+        let copy = prepare(&stage, &[OWNER, USER]);
         let store = stage.path(format!("home-{OWNER}/store"));
         let mut init = as_user(&stage, OWNER, copy.as_os_str());
         stage.run(init.args(words(&[&"batch", &"init", &store, &"--group", &GROUP]))).expect(0);
@@ -88,8 +76,26 @@ impl Fixture {
     }
 }
 
+/// Creates the home directories of users, and returns a copy of the program that they can execute.
+pub fn prepare(stage: &Stage, users: &[u32]) -> PathBuf {
+    fs::set_permissions(stage.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = stage.path("quell-copy");
+    fs::copy(quell(), &copy).unwrap();
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+    for uid in users {
+        for name in ["runtime", "home"] {
+            let dir = stage.dir(&format!("{name}-{uid}"));
+            chown(&dir, Some(*uid), Some(*uid)).unwrap();
+            fs::set_permissions(&dir, fs::Permissions::from_mode(0o711)).unwrap();
+        }
+        let runtime = stage.path(format!("runtime-{uid}"));
+        fs::set_permissions(runtime, fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    copy
+}
+
 /// Returns a command of a member of the group.
-fn as_user(stage: &Stage, uid: u32, program: &std::ffi::OsStr) -> Command {
+pub fn as_user(stage: &Stage, uid: u32, program: &std::ffi::OsStr) -> Command {
     let mut command = stage.command("setpriv");
     let id = uid.to_string();
     command.args(["--reuid", &id, "--regid", &id, "--groups", GROUP, "--"]).arg(program);

@@ -18,6 +18,7 @@ mod batch_adopt;
 mod batch_blobs;
 mod batch_calls;
 mod batch_copy;
+mod batch_keys;
 mod batch_on_demand;
 mod batch_parts;
 mod batch_preload;

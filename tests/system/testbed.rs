@@ -46,6 +46,13 @@ impl Testbed {
         self.call(&["node", number]).into()
     }
 
+    /// Returns a command that runs the program and arguments that follow on a node.
+    pub fn exec(&self, number: &str) -> Command {
+        let mut command = Command::new(&self.script);
+        command.env("TESTBED", &self.directory).args(["exec", number]);
+        command
+    }
+
     /// Returns a command that runs a program on a node: in its network namespace, and with its
     /// mount at the directory `at`, in a mount namespace of the program. So the tree has the same
     /// path on all nodes.

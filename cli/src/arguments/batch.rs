@@ -26,6 +26,7 @@ Example:
 pub enum BatchCommand {
     Init(BatchInitArgs),
     Serve(BatchServeArgs),
+    Key(BatchKeyArgs),
     Verify(BatchVerifyArgs),
     Begin(BatchBeginArgs),
     Status(BatchStatusArgs),
@@ -169,6 +170,54 @@ impl BatchServeArgs {
             detached: false,
         }
     }
+}
+
+/// Let a user of a store for a group use it on other nodes than that of its server: the owner of
+/// the store derives a key for the user, and the user stores it.
+///
+/// With --user, write a key to FILE. Only the owner of the store can do this, after a server has
+/// first accepted connections of other nodes (`quell batch serve --listen`). The server need not
+/// run. Pass the file to the user so that no one else can read it. With the key, the user has the
+/// same rights as on the node of the server: the server reads the groups of the user from the
+/// databases of its node.
+///
+/// With --install, store the key in FILE in the directory of the store. Mounts and commands of this
+/// user find it there on all nodes; only this user can read it.
+///
+/// The server keeps no list of keys. A key can be withdrawn only together with all others, by a new
+/// key of the store, so give it a time of expiry.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  # the owner of the store, alice
+  quell batch serve /shared/project/results --listen node1:7430 &
+  quell batch key /shared/project/results --user bob --expires 30d --file bob.key
+  # bob, with a copy of the file
+  quell batch key /shared/project/results --trust-owner alice --install bob.key
+  quell mount --batch /shared/project/results --trust-owner alice ~/results")]
+pub struct BatchKeyArgs {
+    /// The store.
+    pub store: PathBuf,
+    /// Derive a key for this user (a name or a number).
+    #[arg(long, value_name = "USER", value_parser = users::parse, requires = "file", required_unless_present = "install")]
+    pub user: Option<u32>,
+    /// The file for the key, which must not exist. Only you get access to it.
+    #[arg(long, value_name = "FILE", requires = "user")]
+    pub file: Option<PathBuf>,
+    /// The time from now until the server refuses the key, such as 12h, 30d or "1w 2d" [default: no
+    /// limit].
+    #[arg(long, value_name = "DURATION", requires = "user")]
+    pub expires: Option<String>,
+    /// Replace an existing FILE.
+    #[arg(long, requires = "user")]
+    pub force: bool,
+    /// Store the key in this file for your mounts and commands, in place of an earlier one.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["user", "json"])]
+    pub install: Option<PathBuf>,
+    #[command(flatten)]
+    pub output: JsonArg,
+    #[command(flatten)]
+    pub trust: TrustArgs,
 }
 
 /// Verify batches for the server of a store, so that the server does not need processor time for

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use super::batch_blobs::BlobTransaction;
 use super::batch_store::{WAIT, report_conflicts};
 use super::{
-    batch_blobs, batch_conflicts, batch_copy, batch_fsck, batch_quota, batch_serve, batch_verify, batch_watch,
+    batch_blobs, batch_conflicts, batch_copy, batch_fsck, batch_key, batch_quota, batch_serve, batch_verify,
+    batch_watch,
 };
 use crate::arguments::{
     BatchAbortArgs, BatchBeginArgs, BatchCommand, BatchCommitArgs, BatchInitArgs, BatchSnapshotsArgs,
@@ -34,6 +35,7 @@ pub fn run(command: BatchCommand, quiet: bool) -> Result<ExitCode, Failure> {
     match command {
         BatchCommand::Init(args) => init(&args, quiet),
         BatchCommand::Serve(args) => batch_serve::run(&args, quiet),
+        BatchCommand::Key(args) => batch_key::run(&args),
         BatchCommand::Verify(args) => batch_verify::run(&args, quiet),
         BatchCommand::Begin(args) => begin(&args),
         BatchCommand::Status(args) => status(&args),

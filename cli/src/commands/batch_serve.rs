@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use quell_batch::{BatchStore, ServerProcess, StoreAccess};
-use quell_batch_server::{Protection, Server, ServerOptions};
+use quell_batch_server::{Protection, Server, ServerOptions, UserGroups};
 use quell_vfs::ErrorKind;
 use serde_json::json;
 
@@ -45,6 +45,7 @@ pub fn run(args: &BatchServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         protection: if args.encrypt { Protection::Encryption } else { Protection::Integrity },
         has_key: listen.is_some(),
         verification_limit: Duration::from_secs(args.verification_limit),
+        find_groups,
         ..ServerOptions::default()
     };
     let server = Server::start(store, &options)?;
@@ -58,6 +59,12 @@ pub fn run(args: &BatchServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     served?;
     stopped?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the groups of a user in the databases of this node.
+fn find_groups(uid: u32) -> std::io::Result<Option<UserGroups>> {
+    let found = quell_supervisor::groups_of_user(uid)?;
+    Ok(found.map(|found| UserGroups { gid: found.gid, groups: found.groups }))
 }
 
 /// Opens the store. A server in the background does not wait for the end of another server.

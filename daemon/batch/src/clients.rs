@@ -1,17 +1,22 @@
-//! Passes the requests of auxiliary servers, which never block, to the store, and all other
-//! requests to the worker threads. A verdict must not wait for these threads, because they can wait
-//! for the commit of a batch.
+//! Passes the requests of auxiliary servers, which never block, to the store, those of clients with
+//! keys of users to the threads that find the groups of the users, and all other requests to the
+//! worker threads. A verdict must not wait for these threads, because they can wait for the commit
+//! of a batch.
 
 use std::sync::Arc;
 
 use quell_batch::{Requester, ServedStore};
 use quell_transport::peer::{ClientHandler, ClientIdentity, Handler, MemberId, Reply, Request};
 
+use crate::user_clients::{UserHandlers, user_key};
+
 /// The clients of a server.
 pub(crate) struct Clients {
     pub(crate) store: Arc<ServedStore>,
     /// The worker threads.
     pub(crate) workers: Arc<dyn ClientHandler>,
+    /// `None` if only the owner can use the store.
+    pub(crate) users: Option<UserHandlers>,
 }
 
 /// The requests of an auxiliary server.
@@ -19,6 +24,9 @@ struct AuxiliaryRequests(Arc<ServedStore>);
 
 impl ClientHandler for Clients {
     fn handler(&self, client: ClientIdentity<'_>) -> Option<Arc<dyn Handler>> {
+        if let (Some(users), Some(key)) = (&self.users, user_key(client)) {
+            return Some(users(key));
+        }
         if !client.has_named_key {
             return self.workers.handler(client);
         }
@@ -28,6 +36,10 @@ impl ClientHandler for Clients {
             .user
             .is_none_or(|user| Requester::of_user(user.uid, user.gid, &user.groups) == Requester::Owner);
         is_owner.then(|| Arc::new(AuxiliaryRequests(self.store.clone())) as _)
+    }
+
+    fn user(&self, client: ClientIdentity<'_>) -> Option<u32> {
+        client.user.map(|user| user.uid).or_else(|| user_key(client).map(|key| key.uid))
     }
 
     fn ended(&self, client: MemberId) {

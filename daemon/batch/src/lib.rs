@@ -9,7 +9,9 @@ mod clients;
 mod commit_threads;
 mod local;
 mod server;
+mod user_clients;
 
 pub use local::{LocalNames, directory_of_locks};
 pub use quell_transport::peer::Protection;
 pub use server::{Server, ServerOptions};
+pub use user_clients::{FindGroups, UserGroups};

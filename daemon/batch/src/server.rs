@@ -15,6 +15,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::clients::Clients;
 use crate::commit_threads::{CommitQueue, CommitThreads};
+use crate::user_clients::{FindGroups, UserClients};
 
 /// The options of a server. `ServerOptions::default` has the defaults.
 #[derive(Debug, Clone)]
@@ -34,12 +35,14 @@ pub struct ServerOptions {
     pub verification_limit: Duration,
     /// Whether clients over TCP are served as well.
     pub has_key: bool,
+    /// The databases with the groups of users, for clients over TCP with keys of users.
+    pub find_groups: FindGroups,
 }
 
 impl Default for ServerOptions {
     /// Returns options with 256 clients, whose frames have an authentication tag over TCP, 16
     /// threads, 4 commits at a time and 10 minutes for a verification, for clients on this machine
-    /// only.
+    /// only, and without known users.
     fn default() -> ServerOptions {
         ServerOptions {
             clients_max: 256,
@@ -48,6 +51,7 @@ impl Default for ServerOptions {
             commits_max: 4,
             verification_limit: VERIFICATION_LIMIT,
             has_key: false,
+            find_groups: |_| Ok(None),
         }
     }
 }
@@ -67,7 +71,8 @@ impl Service for Requests {
         }
         Some(match client.user {
             Some(PeerUser { uid, gid, groups }) => Requester::of_user(*uid, *gid, groups),
-            // The client belongs to the owner, or knows the key of the store.
+            // The client belongs to the owner, or knows the key of the store. Clients with keys of
+            // users get here with their users.
             None => Requester::Owner,
         })
     }
@@ -97,7 +102,53 @@ pub struct Server {
     protection: Protection,
     has_key: bool,
     connections: peer::Server,
-    threads: Mutex<(Workers<Requests>, CommitThreads)>,
+    threads: Mutex<Threads>,
+}
+
+/// The threads of a server, in the order in which they end: each kind passes requests to the next.
+struct Threads {
+    users: Option<UserClients>,
+    workers: Workers<Requests>,
+    commits: CommitThreads,
+}
+
+impl Threads {
+    /// Starts the threads. `group` is the group of the store if its members can connect over TCP.
+    fn start(
+        store: &Arc<ServedStore>,
+        options: &ServerOptions,
+        group: Option<u32>,
+    ) -> std::io::Result<Threads> {
+        let mut commits = CommitThreads::start(store, options.commits_max)?;
+        let requests = Requests { store: store.clone(), commits: commits.queue() };
+        let workers = match Workers::start(requests, options.threads, "batch requests") {
+            Ok(workers) => workers,
+            Err(error) => {
+                commits.end();
+                return Err(error);
+            }
+        };
+        let mut threads = Threads { users: None, workers, commits };
+        let Some(group) = group else { return Ok(threads) };
+        match UserClients::start(store.clone(), threads.workers.handler(), group, options.find_groups) {
+            Ok(users) => threads.users = Some(users),
+            Err(error) => {
+                threads.end();
+                return Err(error);
+            }
+        }
+        Ok(threads)
+    }
+
+    /// Ends the threads after they have executed the requests that they have. A second call does
+    /// nothing.
+    fn end(&mut self) {
+        if let Some(users) = &mut self.users {
+            users.end();
+        }
+        self.workers.end();
+        self.commits.end();
+    }
 }
 
 impl fmt::Debug for Server {
@@ -107,8 +158,8 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Starts the threads. Clients over TCP prove that they know the key of the store. The key is
-    /// created if it does not exist.
+    /// Starts the threads. Clients over TCP prove that they know the key of the store, or, if it is
+    /// a store for a group, a key of a user. The key of the store is created if it does not exist.
     ///
     /// # Errors
     /// `InvalidInput` for options out of bounds; the errors of the file with the key; the error of
@@ -121,15 +172,8 @@ impl Server {
         store.auxiliaries().set_limit(options.verification_limit);
         let store = Arc::new(ServedStore::new(store));
         let failed = |cause| Error::from_io(cause, "start threads for", "requests");
-        let mut commits = CommitThreads::start(&store, options.commits_max).map_err(failed)?;
-        let requests = Requests { store: store.clone(), commits: commits.queue() };
-        let mut workers = match Workers::start(requests, options.threads, "batch requests") {
-            Ok(workers) => workers,
-            Err(cause) => {
-                commits.end();
-                return Err(failed(cause));
-            }
-        };
+        let group = if options.has_key { files.group()? } else { None };
+        let mut threads = Threads::start(&store, options, group).map_err(failed)?;
         let settings = ServerSettings {
             protection: options.protection,
             clients_max: options.clients_max,
@@ -138,16 +182,19 @@ impl Server {
             named_keys,
             ..ServerSettings::new(Role::Batch, key)
         };
-        let clients = Clients { store: store.clone(), workers: workers.handler() };
+        let clients = Clients {
+            store: store.clone(),
+            workers: threads.workers.handler(),
+            users: threads.users.as_ref().map(UserClients::handlers),
+        };
         match peer::Server::start(settings, Arc::new(clients)) {
             Ok(connections) => {
                 let ServerOptions { protection, has_key, .. } = *options;
-                let threads = Mutex::new((workers, commits));
+                let threads = Mutex::new(threads);
                 Ok(Server { store, files, protection, has_key, connections, threads })
             }
             Err(error) => {
-                workers.end();
-                commits.end();
+                threads.end();
                 Err(error)
             }
         }
@@ -207,16 +254,14 @@ impl Server {
     pub fn stop(&self, limit: Duration) -> Result<()> {
         // Clients that look for a server meanwhile wait for the next server.
         let removed = self.files.remove();
-        let (workers, commits) = &mut *lock(&self.threads);
+        let mut threads = lock(&self.threads);
         // The waiting commits are refused before the connections end, so that the clients get these
         // replies.
-        commits.refuse_waiting();
+        threads.commits.refuse_waiting();
         // This process completes the commits whose verifications are abandoned.
         self.store.store().auxiliaries().close();
         self.connections.stop(limit);
-        // The worker threads end first, because they pass requests to the threads for commits.
-        workers.end();
-        commits.end();
+        threads.end();
         self.store.store().primary().name_space().sync()?;
         removed
     }

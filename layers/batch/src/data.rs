@@ -21,7 +21,7 @@ const DIR_PERMISSIONS: u32 = 0o700;
 /// The modes of files and directories in a store for a group. New entries of a directory with the
 /// set-group-ID bit get its group.
 const FILE_PERMISSIONS_OF_GROUP: u32 = 0o640;
-const DIR_PERMISSIONS_OF_GROUP: u32 = 0o2750;
+pub(crate) const DIR_PERMISSIONS_OF_GROUP: u32 = 0o2750;
 /// The number of existing data files of one inode that a creation skips.
 const VERSIONS_MAX: u32 = 1000;
 
@@ -153,20 +153,9 @@ impl Data {
         Ok(cell.get_or_init(|| dir))
     }
 
-    /// Checks that only this user can change the names of a directory: in a store for a group,
-    /// another member may have created it before, and could replace the files in it.
+    /// Checks that only this user can change the names of a directory.
     fn check_own(&self, dir: &dyn WritableDir, name: &str) -> Result<()> {
-        if self.incoming.is_none() {
-            return Ok(());
-        }
-        let found = dir.stat_self()?;
-        match found.uid == rustix::process::geteuid().as_raw() && found.mode & 0o022 == 0 {
-            true => Ok(()),
-            false => {
-                let source = Some("another user has created it, or can write to it".into());
-                Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "write data files in", name) })
-            }
-        }
+        if self.incoming.is_some() { check_own(dir, name) } else { Ok(()) }
     }
 
     /// Creates a data file of an inode.
@@ -236,8 +225,21 @@ impl Data {
     }
 }
 
+/// Checks that only this user can change the names of a directory in `incoming`: another member of
+/// the group may have created it before, and could replace the files in it.
+pub(crate) fn check_own(dir: &dyn WritableDir, name: &str) -> Result<()> {
+    let found = dir.stat_self()?;
+    match found.uid == rustix::process::geteuid().as_raw() && found.mode & 0o022 == 0 {
+        true => Ok(()),
+        false => {
+            let source = Some("another user has created it, or can write to it".into());
+            Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "write files in", name) })
+        }
+    }
+}
+
 /// Opens a directory, and creates it if it does not exist.
-fn made(dir: &dyn WritableDir, name: &[u8], permissions: u32) -> Result<Arc<dyn WritableDir>> {
+pub(crate) fn made(dir: &dyn WritableDir, name: &[u8], permissions: u32) -> Result<Arc<dyn WritableDir>> {
     match dir.open_writable_dir(name) {
         Err(error) if error.kind == ErrorKind::NotFound => {}
         opened => return opened,

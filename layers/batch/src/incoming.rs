@@ -49,7 +49,7 @@ fn open_dir(dir: &OwnedFd, name: &str, uid: Option<u32>) -> Result<(OwnedFd, u32
     let (opened, found) = open_at(dir, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
     match uid.is_none_or(|uid| uid == found.st_uid) {
         true => Ok((opened, found.st_uid)),
-        false => Err(refused(name, "the directory belongs to another user than the batch")),
+        false => Err(refused(name, "the directory belongs to another user")),
     }
 }
 
@@ -80,6 +80,14 @@ pub(crate) fn open_file(dir: &OwnedFd, name: &str, uid: u32) -> Result<(OwnedFd,
 /// open(2).
 pub(crate) fn open_batch_dir(incoming: &OwnedFd, number: u64, uid: u32) -> Result<OwnedFd> {
     Ok(open_dir(incoming, &batch_name(number), Some(uid))?.0)
+}
+
+/// Opens the directory of a user with the data files of the synchronous mode and the key.
+///
+/// # Errors
+/// As for [`open_batch_dir`].
+pub(crate) fn open_user_dir(incoming: &OwnedFd, uid: u32) -> Result<OwnedFd> {
+    Ok(open_dir(incoming, &incoming_name(FILES_OF_USERS + u64::from(uid)), Some(uid))?.0)
 }
 
 /// Opens a data file of another user for reading. It belongs to the user of its directory.

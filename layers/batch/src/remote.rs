@@ -13,11 +13,13 @@ use quell_threads::lock;
 use quell_transport::peer::{Client, Endpoint, was_not_executed};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::{decode, encode};
+use rustix::process::geteuid;
 
 use crate::served_names::Server;
 use crate::server_files::find_server;
 use crate::store_dir::StoreDir;
 use crate::store_lock::StoreLock;
+use crate::user_key::path_of_key;
 
 /// The largest reply to a request, in bytes: an inode with its content and extended attributes.
 pub(crate) const REPLY_BYTES_MAX: u32 = 512 << 10;
@@ -71,11 +73,33 @@ impl Remote {
         let server = settings.server.clone();
         let link = Mutex::new(Link { client: Arc::new(Client::start(settings)?), server });
         let mut remote = Remote { link, store_number: 0, dir, _data: data };
-        match remote.call(&Request::Hello { protocol: PROTOCOL })? {
-            Reply::Welcome { store } => remote.store_number = store,
-            _ => return Err(remote.unexpected_reply()),
+        match remote.call(&Request::Hello { protocol: PROTOCOL }) {
+            Ok(Reply::Welcome { store }) => remote.store_number = store,
+            Ok(_) => return Err(remote.unexpected_reply()),
+            Err(error) => return Err(remote.refused_key(error)),
         }
         Ok(remote)
+    }
+
+    /// Describes the refusal of the key of a user other than the owner of the store.
+    fn refused_key(&self, error: Error) -> Error {
+        // Without a proof of the key, the server has executed nothing and stated no reason.
+        if error.kind != ErrorKind::PermissionDenied
+            || !was_not_executed(&error)
+            || self.dir.owner().is_none()
+        {
+            return error;
+        }
+        let path = path_of_key(&self.dir, geteuid().as_raw());
+        let reason = format!(
+            "the server refuses your key {}: it was derived for another store or from an earlier key of this store, or \
+             was changed; get another one from the owner of the store",
+            path.display()
+        );
+        Error {
+            source: Some(reason.into()),
+            ..Error::new(error.kind, "connect to the server of", self.dir.subject())
+        }
     }
 
     /// Returns the random number of the store.

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use quell_posix::{Dir, WritableDir};
 use quell_transport::peer::{
-    ClientSettings, Endpoint, NamedKey, PoolKey, Protection, Role, UnixClients, create_key_file,
+    ClientKey, ClientSettings, Endpoint, NamedKey, PoolKey, Protection, Role, UnixClients, create_key_file,
     read_key_file,
 };
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 
 use crate::store_dir::{StoreDir, remove_if_present};
+use crate::user_key::read_user_key;
 
 /// The names of the files.
 pub(crate) const SOCKET: &str = "socket";
@@ -50,6 +51,14 @@ impl ServerFiles {
     /// Returns the users whose processes the server serves at the socket.
     pub fn clients(&self) -> UnixClients {
         if self.0.is_shared() { UnixClients::OfAllUsers } else { UnixClients::OfThisUser }
+    }
+
+    /// Returns the group of a store for a group.
+    ///
+    /// # Errors
+    /// The errors of fstat(2).
+    pub fn group(&self) -> Result<Option<u32>> {
+        if self.0.is_shared() { self.0.gid().map(Some) } else { Ok(None) }
     }
 
     /// Returns the key of the store, and creates it if it does not exist. The caller has the store
@@ -90,7 +99,8 @@ impl ServerFiles {
         let files = self.0.files()?;
         remove_if_present(&files, NEW_ADDRESS)?;
         let word = if protection == Protection::Encryption { ENCRYPTION } else { INTEGRITY };
-        let file = files.create_file(NEW_ADDRESS, 0o600)?;
+        // Members of the group connect to the address as well.
+        let file = files.create_file(NEW_ADDRESS, self.0.file_permissions())?;
         file.write_at(format!("{address} {word}\n").as_bytes(), 0)?;
         // After a power failure, and on other nodes, the name must not have an empty file.
         file.sync()?;
@@ -110,9 +120,13 @@ impl ServerFiles {
 }
 
 /// Finds the server of a store. Errors: `Unavailable` if no server accepts connections; for a
-/// server over TCP, the errors of the file with the key.
+/// server over TCP, the errors of the file with the key, and `PermissionDenied` for a user other
+/// than the owner of the store who has no key.
 pub(crate) fn find_server(dir: &StoreDir) -> Result<ClientSettings> {
-    find_server_with(dir, &|| read_key(dir, KEY))
+    find_server_with(dir, &|| match dir.owner() {
+        Some(_) => read_user_key(dir),
+        None => Ok(ClientKey { secret: read_key(dir, KEY)?, description: Vec::new() }),
+    })
 }
 
 /// Finds the server of a store for an auxiliary server. Errors: as for [`find_server`]; the errors
@@ -127,13 +141,18 @@ pub(crate) fn find_primary(dir: &StoreDir) -> Result<ClientSettings> {
         }
         _ => error,
     })?;
-    let found = find_server_with(dir, &|| Ok(key.clone()))?;
-    Ok(ClientSettings { key, description: AUXILIARY.to_vec(), has_named_key: true, ..found })
+    let named = ClientKey { secret: key.clone(), description: AUXILIARY.to_vec() };
+    let found = find_server_with(dir, &|| Ok(named.clone()))?;
+    Ok(ClientSettings { key, description: named.description, has_named_key: true, ..found })
 }
 
-fn find_server_with(dir: &StoreDir, key: &dyn Fn() -> Result<PoolKey>) -> Result<ClientSettings> {
+fn find_server_with(dir: &StoreDir, key: &dyn Fn() -> Result<ClientKey>) -> Result<ClientSettings> {
     let unavailable = |cause: &dyn std::fmt::Display| {
-        let reason = format!("{cause}; start a server with: quell batch serve STORE");
+        let hint = match dir.owner() {
+            Some(_) => "only the owner of the store can start a server, and with --listen for other nodes",
+            None => "start a server with: quell batch serve STORE",
+        };
+        let reason = format!("{cause}; {hint}");
         Error {
             source: Some(reason.into()),
             ..Error::new(ErrorKind::Unavailable, "find the server of", dir.subject())
@@ -149,10 +168,6 @@ fn find_server_with(dir: &StoreDir, key: &dyn Fn() -> Result<PoolKey>) -> Result
         Err(cause) => cause,
     };
     // If the server runs on another node, its socket accepts no connections on this node.
-    if dir.owner().is_some() {
-        let reason = "; only the owner of the store can start it, and other users reach it on its node only";
-        return Err(unavailable(&format!("{by_socket}{reason}")));
-    }
     let Some((published, protection)) = read_address(dir)? else { return Err(unavailable(&by_socket)) };
     let address = match resolve(&published) {
         Ok(address) => address,
@@ -164,8 +179,9 @@ fn find_server_with(dir: &StoreDir, key: &dyn Fn() -> Result<PoolKey>) -> Result
         }
     };
     TcpStream::connect_timeout(&address, CONNECT_LIMIT).map_err(|cause| unavailable(&cause))?;
-    let key = key()?;
-    Ok(ClientSettings { protection, ..ClientSettings::new(Role::Batch, Endpoint::Tcp(address), key) })
+    let ClientKey { secret, description } = key()?;
+    let settings = ClientSettings::new(Role::Batch, Endpoint::Tcp(address), secret);
+    Ok(ClientSettings { protection, description, ..settings })
 }
 
 fn read_key(dir: &StoreDir, name: &str) -> Result<PoolKey> {
@@ -207,7 +223,9 @@ fn parse_address(bytes: &[u8]) -> Option<(String, Protection)> {
         _ => return None,
     };
     let (host, port) = address.rsplit_once(':')?;
-    (!host.is_empty() && port.parse::<u16>().is_ok()).then(|| (address.to_owned(), protection))
+    // Messages contain the address, which another user may have written.
+    let is_host = !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic());
+    (is_host && port.parse::<u16>().is_ok()).then(|| (address.to_owned(), protection))
 }
 
 fn damaged(dir: &StoreDir, reason: &str) -> Error {
@@ -226,6 +244,8 @@ mod tests {
             ("[::1]:70 encryption\n", Some(Protection::Encryption)),
             ("no-such-host.invalid:70 integrity\n", Some(Protection::Integrity)),
             (":70 integrity\n", None),
+            ("host\u{1b}[31m:70 integrity\n", None),
+            ("h\u{f6}st:70 integrity\n", None),
             ("127.0.0.1:70000 integrity\n", None),
             ("127.0.0.1:70 integrity", None),
             ("127.0.0.1:70 none\n", None),

@@ -108,17 +108,19 @@ impl ServedStore {
     /// Returns the encoded reply that refuses a request that [`ends_batch`](Self::ends_batch) with
     /// `Busy`.
     pub fn refuse_end(&self, reason: &str) -> Vec<u8> {
-        self.failures.fetch_add(1, Ordering::Relaxed);
         let error = Error::new(ErrorKind::Busy, "end a batch", "");
-        encode(&Reply::Failed(Failure::new(&Error { source: Some(reason.to_owned().into()), ..error })))
+        self.refuse(&Error { source: Some(reason.to_owned().into()), ..error })
+    }
+
+    /// Returns the encoded reply that refuses a request.
+    pub fn refuse(&self, error: &Error) -> Vec<u8> {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        encode(&Reply::Failed(Failure::new(error)))
     }
 
     /// Executes an encoded request, and returns the encoded reply.
     pub fn execute(&self, requester: &Requester, request: &[u8], reply_bytes_max: usize) -> Vec<u8> {
-        let failed = |error: Error| {
-            self.failures.fetch_add(1, Ordering::Relaxed);
-            encode(&Reply::Failed(Failure::new(&error)))
-        };
+        let failed = |error: Error| self.refuse(&error);
         let request: Request = match decode(request) {
             Ok(request) => request,
             Err(error) => return failed(error),

@@ -132,6 +132,12 @@ impl StoreDir {
         self.is_shared
     }
 
+    /// Returns the group of the directory.
+    pub(crate) fn gid(&self) -> Result<u32> {
+        let found = fstat(&self.fd).map_err(|error| Error::from_io(error.into(), OPEN, self.subject()))?;
+        Ok(found.st_gid)
+    }
+
     /// Makes this directory, which is empty, the directory of a store for a group.
     ///
     /// # Errors
@@ -144,8 +150,7 @@ impl StoreDir {
 
     /// Makes a directory of a store for a group accessible to the group.
     pub(crate) fn share_dir(&self, name: &str, permissions: u32) -> Result<()> {
-        let gid = fstat(&self.fd).map_err(|error| Error::from_io(error.into(), OPEN, self.subject()))?.st_gid;
-        share_dir(self.open_dir(name)?.as_fd(), gid, permissions)
+        share_dir(self.open_dir(name)?.as_fd(), self.gid()?, permissions)
     }
 
     /// Returns the directory that a process of the same user has opened at `path` with

@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use quell_batch::{BatchFs, BatchStore, StoreAccess};
@@ -53,9 +53,18 @@ impl Served {
 
     /// As [`start`](Self::start), with options.
     pub fn start_with(is_tcp: bool, options: ServerOptions) -> Served {
+        Served::start_new(is_tcp, options, |path| BatchStore::create(path).map(drop))
+    }
+
+    /// As [`start_with`](Self::start_with), with a new store that `create` has created.
+    pub fn start_new(
+        is_tcp: bool,
+        options: ServerOptions,
+        create: impl FnOnce(&Path) -> quell_vfs::Result<()>,
+    ) -> Served {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
-        BatchStore::create(&path).unwrap();
+        create(&path).unwrap();
         let mut served = Served { server: None, address: None, options, path, directory };
         served.begin(is_tcp);
         served
