@@ -57,22 +57,27 @@ impl<'a> Fixture<'a> {
         path.to_str().unwrap().to_owned()
     }
 
-    /// Returns a command of a user on the node of this user.
-    fn on_node(&self, uid: u32, program: &Path) -> Command {
+    /// Returns a command of a user on a node.
+    fn on_node(&self, node: &str, uid: u32, program: &Path) -> Command {
         let inner = as_user(self.stage, uid, program.as_os_str());
         match self.testbed {
-            Some(testbed) => wrapped(testbed.exec(node_of(uid)), &inner),
+            Some(testbed) => wrapped(testbed.exec(node), &inner),
             None => inner,
         }
     }
 
+    /// Runs `quell` as a user on the node of this user.
     fn quell(&self, uid: u32, arguments: &[&str]) -> Ended {
-        self.stage.run(self.on_node(uid, &self.stage.path("quell-copy")).args(arguments))
+        self.quell_on(node_of(uid), uid, arguments)
+    }
+
+    fn quell_on(&self, node: &str, uid: u32, arguments: &[&str]) -> Ended {
+        self.stage.run(self.on_node(node, uid, &self.stage.path("quell-copy")).args(arguments))
     }
 
     fn sh(&self, uid: u32, script: &str) -> Ended {
         let script = format!("cd {} && {script}", self.home(uid).display());
-        self.stage.run(self.on_node(uid, Path::new("sh")).args(["-c", &script]))
+        self.stage.run(self.on_node(node_of(uid), uid, Path::new("sh")).args(["-c", &script]))
     }
 
     fn home(&self, uid: u32) -> PathBuf {
@@ -213,8 +218,11 @@ fn a_user_on_another_node_uses_a_store_with_a_key() {
         fixture.sh(USER, script).expect(0);
         let batches = fixture.status(USER).expect(0).text();
         let number = batches.lines().last().unwrap().split_whitespace().next().unwrap().to_owned();
-        let abort = ["batch", "abort", &fixture.path(USER), &number, "--trust-owner", "1"];
-        fixture.quell(USER, &abort).expect(3).says("a process uses it");
+        // The lock of the batch holds on both nodes.
+        for (node, path) in [("2", fixture.path(USER)), ("1", fixture.path(OWNER))] {
+            let abort = ["batch", "abort", &path, &number, "--trust-owner", "1"];
+            fixture.quell_on(node, USER, &abort).expect(3).says("a process uses it");
+        }
         fixture.umount(USER, &job).expect(0);
         let listed = fixture.sh(OWNER, "ls mount/run/d | wc -l; wc -c < mount/run/large").expect(0);
         assert_eq!(listed.text(), "300\n200000\n", "{options:?}");
@@ -244,6 +252,8 @@ fn keys_are_refused_with_the_reason() {
     let mode = |name: &str| fs::metadata(fixture.store.join(name)).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode("address"), mode("key")), (0o640, 0o600));
     fixture.status(USER).expect(3).says("--trust-owner 1 --install FILE");
+    let as_root = ["batch", "status", &store, "--trust-owner", "1"];
+    stage.run(stage.quell().args(as_root)).expect(3).says("root can use it there only");
     // A key of another user, a file that others can read, and a file that is no key.
     fixture.install(USER, &fixture.key_for(STRANGER, USER, &[])).expect(2).says("it is a key of user 3");
     let key = fixture.key_for(USER, USER, &[]);

@@ -111,7 +111,8 @@ pub struct BatchServeArgs {
     /// Accept TCP connections of other nodes.
     ///
     /// They find the address in the directory of the store, and prove that they can read its file
-    /// `key`, which is created if it does not exist. Port 0 lets the system choose a port.
+    /// `key`, which is created if it does not exist. The users of a store for a group need a key on
+    /// other nodes: see `quell batch key`. Port 0 lets the system choose a port.
     #[arg(long, value_name = "HOST:PORT")]
     pub listen: Option<String>,
     /// The host and port that other nodes use [default: the address of --listen].

@@ -205,11 +205,14 @@ impl Shared {
             );
             return Err((ErrorKind::PermissionDenied, reason));
         }
-        let user = PeerUser { uid, gid, groups };
-        let identity = ClientIdentity { description: b"", has_named_key: false, user: Some(&user) };
-        match self.workers.handler(identity) {
+        // The same client at the socket.
+        let handler = PeerUser::mapped(uid, gid, groups).and_then(|user| {
+            let identity = ClientIdentity { description: b"", has_named_key: false, user: Some(&user) };
+            self.workers.handler(identity)
+        });
+        match handler {
             Some(handler) => Ok(client.handler.get_or_init(|| handler).clone()),
-            None => Err((ErrorKind::PermissionDenied, format!("user {uid} is refused"))),
+            None => Err((ErrorKind::PermissionDenied, format!("group {gid} of user {uid} is not accepted"))),
         }
     }
 

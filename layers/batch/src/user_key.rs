@@ -16,6 +16,7 @@ use crate::data_names::incoming_name;
 use crate::incoming::open_user_dir;
 use crate::store_dir::{INCOMING, StoreDir, remove_if_present};
 
+const ROOT: u32 = 0;
 /// The file with the key of a user, in the directory of the user below `incoming`.
 const KEY: &str = "key";
 const NEW_KEY: &str = "key.new";
@@ -102,10 +103,13 @@ pub(crate) fn read_user_key(dir: &StoreDir) -> Result<ClientKey> {
     match key {
         Err(error) if error.kind == ErrorKind::NotFound => {
             let owner = dir.owner().unwrap_or_default();
-            let reason = format!(
-                "its server runs on another node, for which you need a key: get one from its owner, and store it with: \
-                 quell batch key STORE --trust-owner {owner} --install FILE"
-            );
+            let reason = match uid {
+                ROOT => "its server runs on another node; root can use it there only".to_owned(),
+                _ => format!(
+                    "its server runs on another node, for which you need a key: get one from its owner, and store it \
+                     with: quell batch key STORE --trust-owner {owner} --install FILE"
+                ),
+            };
             let error = Error::new(ErrorKind::PermissionDenied, "find your key for", dir.subject());
             Err(Error { source: Some(reason.into()), ..error })
         }

@@ -25,21 +25,25 @@ pub struct PeerUser {
 }
 
 impl PeerUser {
+    /// Returns a user with the groups that the user namespace maps. `None` if it does not map the
+    /// user or the effective group, because all such users are shown with the same id.
+    pub fn mapped(uid: u32, gid: u32, mut groups: Vec<u32>) -> Option<PeerUser> {
+        groups.retain(|group| *group != UNMAPPED);
+        (uid != UNMAPPED && gid != UNMAPPED).then_some(PeerUser { uid, gid, groups })
+    }
+
     /// Returns the user at the other end of a connected Unix socket.
     ///
     /// # Errors
-    /// `PermissionDenied` for a user or a group that the user namespace does not map, because all
-    /// of them are shown with the same id; the errors of getsockopt(2).
+    /// `PermissionDenied` for a user or a group that the user namespace does not map; the errors of
+    /// getsockopt(2).
     pub(super) fn of(socket: BorrowedFd<'_>) -> io::Result<PeerUser> {
         let found = rustix::net::sockopt::socket_peercred(socket)?;
-        let (uid, gid) = (found.uid.as_raw(), found.gid.as_raw());
-        if uid == UNMAPPED || gid == UNMAPPED {
+        let user = PeerUser::mapped(found.uid.as_raw(), found.gid.as_raw(), groups_of(socket)?);
+        user.ok_or_else(|| {
             let reason = "the user or group of the client is not known in this user namespace";
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
-        }
-        let mut groups = groups_of(socket)?;
-        groups.retain(|group| *group != UNMAPPED);
-        Ok(PeerUser { uid, gid, groups })
+            io::Error::new(io::ErrorKind::PermissionDenied, reason)
+        })
     }
 }
 
@@ -80,6 +84,14 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+
+    #[test]
+    fn ids_that_are_not_mapped_give_no_rights() {
+        let user = PeerUser::mapped(5, 6, vec![7, UNMAPPED, 8]);
+        assert_eq!(user, Some(PeerUser { uid: 5, gid: 6, groups: vec![7, 8] }));
+        assert_eq!(PeerUser::mapped(UNMAPPED, 6, vec![]), None);
+        assert_eq!(PeerUser::mapped(5, UNMAPPED, vec![]), None);
+    }
 
     #[test]
     fn the_kernel_states_the_user_and_the_groups_of_this_process() {
