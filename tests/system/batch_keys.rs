@@ -314,3 +314,29 @@ fn keys_are_refused_with_the_reason() {
     fixture.install(OWNER, &file).expect(2).says("its owner needs no other key");
     fixture.end_server();
 }
+
+#[test]
+fn a_batch_whose_key_has_expired_is_committed_with_another_key() {
+    if !is_root() {
+        skip!("only root can be two users");
+    }
+    let stage = Stage::new();
+    let mut fixture = Fixture::new(&stage, None);
+    fixture.install(USER, &fixture.key_for(USER, USER, &[])).expect(0);
+    let mount = fixture.mount(USER, "", &[], "mount");
+    fixture.sh(USER, "mkdir mount/run").expect(0);
+    fixture.umount(USER, &mount).expect(0);
+    let job = fixture.mount(USER, "/run", &["--mode", "batch"], "job");
+    fixture.sh(USER, "echo text > job/file").expect(0);
+    fixture.install(USER, &fixture.key_for(USER, USER, &["--expires", "1s"])).expect(0);
+    assert!(eventually(|| fixture.status(USER).code() == Some(3)));
+    fixture.umount(USER, &job).expect(3).says("the key has expired");
+    fixture.install(USER, &fixture.key_for(USER, USER, &[])).expect(0);
+    let batches = fixture.status(USER).expect(0).text();
+    assert!(batches.trim_start().starts_with("1  open"), "{batches}");
+    fixture.quell(USER, &["batch", "commit", &fixture.path(USER), "1", "--trust-owner", "1"]).expect(0);
+    let mount = fixture.mount(USER, "", &[], "mount");
+    assert_eq!(fixture.sh(USER, "cat mount/run/file").expect(0).text(), "text\n");
+    fixture.umount(USER, &mount).expect(0);
+    fixture.end_server();
+}
