@@ -301,6 +301,11 @@ impl WritableFile for CountingFile {
         self.inner.write_at(from, offset)
     }
 
+    fn write_back(&self) -> Result<()> {
+        self.record("write back");
+        self.inner.write_back()
+    }
+
     fn set_size(&self, size_bytes: u64) -> Result<()> {
         self.record("set size");
         self.inner.set_size(size_bytes)

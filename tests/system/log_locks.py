@@ -231,6 +231,17 @@ def closes(mounts):
         fcntl.flock(other, fcntl.LOCK_EX)
         fcntl.flock(other, fcntl.LOCK_UN)
 
+    # A close of one of two descriptors makes data visible. The mount's own files stay open.
+    writer = os.open(here, os.O_RDWR)
+    for number in range(20):
+        expected = b"%012d" % number
+        os.pwrite(writer, expected, 300)
+        os.close(os.dup(writer))
+        reader = os.open(there, os.O_RDONLY)
+        assert os.pread(reader, 12, 300) == expected
+        os.close(reader)
+    os.close(writer)
+
     # A close of any descriptor of the file ends the process's locks of fcntl, not those of flock.
     twin = os.open(here, os.O_RDWR)
     fcntl.lockf(held, fcntl.LOCK_EX, 5, 0)

@@ -77,8 +77,10 @@ pub trait FileLocks {
     /// Returns a lock of another owner with which the described lock would conflict.
     fn conflicting(&self, owner: LockOwner, scope: LockScope, mode: LockMode) -> Result<Option<HeldLock>>;
 
-    /// Removes all locks of the owner, without publishing data. A frontend calls it when the owner
-    /// closes the file. The locks that were taken through an open file are also removed when that
-    /// file is closed.
+    /// Removes all locks of the owner. A frontend calls it when the owner closes the file, after it
+    /// has published the data written through this file. If the owner has locks, unpublished data
+    /// of other open files of the same file is published first; the locks are removed even if that
+    /// fails, and the error is returned. The locks that were taken through an open file are also
+    /// removed when that file is closed.
     fn release(&self, owner: LockOwner) -> Result<()>;
 }

@@ -358,6 +358,14 @@ pub trait WritableFile: OpenFile {
         self.write_pieces_at(&[from], offset)
     }
 
+    /// Passes all written data to the file server, as close(2) does, so that other nodes can read
+    /// it. The data need not survive a power failure.
+    ///
+    /// # Errors
+    ///
+    /// A part of the data may be lost, also if a later call succeeds.
+    fn write_back(&self) -> Result<()>;
+
     /// Truncates the file, or extends it with zeros.
     fn set_size(&self, size_bytes: u64) -> Result<()>;
 

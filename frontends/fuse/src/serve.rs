@@ -431,16 +431,17 @@ impl Filesystem for Frontend {
         if is_for_writing(handle) {
             self.lifetimes.flushed(node(ino));
         }
-        let published = self.counted(&self.counters.published, file.publish());
+        let mut published = file.publish();
         if self.locks == LockKeeper::FileSystem {
-            if let Ok(locks) = file.locks()
-                && let Err(error) = locks.release(quell_vfs::LockOwner(owner.0))
-            {
-                tracing::warn!(%error, "cannot release the locks of a process that closed a file");
+            if let Ok(locks) = file.locks() {
+                let released = locks.release(quell_vfs::LockOwner(owner.0));
+                published = published.and(released.inspect_err(|error| {
+                    tracing::warn!(%error, "cannot release the locks of a process that closed a file");
+                }));
             }
             self.lock_waiters.wake(node(ino));
         }
-        send(published, reply);
+        send(self.counted(&self.counters.published, published), reply);
     }
 
     fn getlk(

@@ -16,6 +16,7 @@ use quell_posix::WritableDir;
 use quell_testkit::histories::crash::CrashImplementation;
 use quell_testkit::histories::truncation;
 use quell_testkit::{CountingDir, MemoryStore};
+use quell_vfs::errno::EIO;
 use quell_vfs::{
     Change, Context, ErrorKind, FileSystem, NewEntry, NodeId, OpenMode, Rename, Result, Writable,
     WritableFile,
@@ -119,6 +120,94 @@ fn data_of_another_node_is_read_although_this_node_has_cached_the_size_of_its_lo
             let expected: Vec<u8> = (0..=round).flat_map(|r| [b'a' + r as u8; 100]).collect();
             assert_eq!(&bytes[..length], &expected[..]);
         }
+    });
+}
+
+// --- data that a node writes back later ---------------------------------------------------------
+
+/// Returns a mount of a node whose written data other nodes see after it was written back.
+fn mount_of_delaying_node(store: &MemoryStore) -> LogFs {
+    mounted::mount(vec![store.root_on_delaying_node()], MEMORY, choices(1 << 16, 0))
+}
+
+fn read(file: &dyn WritableFile) -> Vec<u8> {
+    let mut bytes = vec![0xAA; 1 << 16];
+    let length = file.read_at(&mut bytes, 0).unwrap();
+    bytes.truncate(length);
+    bytes
+}
+
+/// The logs stay open after close(2) as long as another descriptor is open, and until the kernel
+/// has passed on the last close.
+#[test]
+fn another_node_sees_data_after_a_close_whose_logs_stay_open() {
+    in_both_forms(|| {
+        let stores = stores(1);
+        let (a, b) = (mount_of_delaying_node(&stores[0]), mount(&stores));
+        let of_a = create(&a);
+        let _kept = open(&b, READ);
+        let mut expected = Vec::new();
+        for round in 0..4 {
+            let bytes = [b'a' + round; 100];
+            of_a.write_at(&bytes, expected.len() as u64).unwrap();
+            of_a.publish().unwrap();
+            expected.extend(bytes);
+            assert_eq!(read(&*open(&b, READ)), expected, "round {round}");
+        }
+    });
+}
+
+/// Another node reads before each operation on the store.
+#[test]
+fn no_read_fails_while_data_is_published_that_its_node_writes_back_later() {
+    type Publication = fn(&dyn WritableFile) -> Result<()>;
+    let publications: [Publication; 3] = [|file| file.publish(), |file| file.sync(), |file| file.close()];
+    in_both_forms(|| {
+        for publish in publications {
+            let stores = stores(1);
+            let b = Arc::new(mount(&stores));
+            let reads = Arc::new(AtomicUsize::new(0));
+            let (reader, count) = (Arc::clone(&b), Arc::clone(&reads));
+            let is_active = Arc::new(AtomicBool::new(false));
+            let active = Arc::clone(&is_active);
+            let root = stores[0].root_on_delaying_node();
+            let counting = CountingDir::with_hook(root, move |_, _| {
+                if active.load(Ordering::Relaxed) {
+                    let reader = Arc::clone(&reader);
+                    let seen = std::thread::spawn(move || read(&*open(&reader, READ))).join().unwrap();
+                    assert!(seen.is_empty() || seen == [7; 100], "{} bytes", seen.len());
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            let a = mounted::mount(vec![Arc::new(counting)], MEMORY, choices(1 << 16, 0));
+            let of_a = create(&a);
+            of_a.write_at(&[7; 100], 0).unwrap();
+            is_active.store(true, Ordering::Relaxed);
+            publish(&*of_a).unwrap();
+            is_active.store(false, Ordering::Relaxed);
+            assert_eq!(read(&*open(&b, READ)), [7; 100]);
+            assert!(reads.load(Ordering::Relaxed) > 1);
+        }
+    });
+}
+
+#[test]
+fn a_failed_write_back_is_returned_and_the_next_close_writes_the_data_again() {
+    in_both_forms(|| {
+        let stores = stores(1);
+        let (a, b) = (mount_of_delaying_node(&stores[0]), mount(&stores));
+        let of_a = create(&a);
+        let other_of_a = open(&a, READ);
+        of_a.write_at(&[7; 100], 0).unwrap();
+        stores[0].fail(|operation| (operation.verb == "write back").then_some(EIO));
+        assert_eq!(of_a.publish().unwrap_err().errno(), EIO);
+        stores[0].fail(|operation| matches!(operation.verb, "write back" | "sync").then_some(EIO));
+        assert_eq!(other_of_a.publish().unwrap_err().errno(), EIO, "every descriptor returns it");
+        assert_eq!(of_a.publish().unwrap_err().errno(), EIO, "the data is not safe");
+        // The data is synced, which does not need the operation that fails.
+        stores[0].fail(|operation| (operation.verb == "write back").then_some(EIO));
+        of_a.publish().unwrap();
+        assert_eq!(read(&*open(&b, READ)), [7; 100]);
     });
 }
 

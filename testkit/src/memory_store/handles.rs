@@ -104,7 +104,7 @@ impl Dir for StoreDir {
     fn stat(&self, name: &[u8]) -> Result<Stat> {
         let state = self.handle.begin("stat", name, false)?;
         let number = state.child(self.handle.number, name, "stat")?;
-        Ok(state.stat(number))
+        Ok(self.handle.shared.stat(&state, number))
     }
 
     fn read_link(&self, name: &[u8]) -> Result<Vec<u8>> {
@@ -235,6 +235,13 @@ impl StoreFile {
         let lock_owner = LockOwner(state.lock_owners);
         StoreFile { handle: Handle::open(shared, state, number), reported, lock_owner, is_writable }
     }
+
+    /// Makes the data that this node has written to the file visible on other nodes.
+    fn written_back(&self, state: &mut State) {
+        if self.handle.shared.delays_writes() {
+            state.delayed.remove(&self.handle.number);
+        }
+    }
 }
 
 impl Drop for StoreFile {
@@ -242,6 +249,9 @@ impl Drop for StoreFile {
         let mut state = self.handle.shared.lock();
         if let Some(locks) = state.locks.get_mut(&self.handle.number) {
             locks.release((0, self.lock_owner));
+        }
+        if self.is_writable {
+            self.written_back(&mut state);
         }
     }
 }
@@ -273,7 +283,7 @@ impl RangeLocks for StoreFile {
     }
 
     fn needs_sync_between_nodes(&self) -> bool {
-        false
+        self.handle.shared.delays_writes()
     }
 
     fn are_reliable(&self) -> Option<bool> {
@@ -307,7 +317,7 @@ impl RangeLocks for StoreFile {
 impl ReadAt for StoreFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let state = self.handle.begin("read", b"", false)?;
-        let size = state.stat(self.handle.number).size_bytes;
+        let size = self.handle.shared.stat(&state, self.handle.number).size_bytes;
         let visible = self.handle.shared.size_on_node(self.handle.number, size).saturating_sub(offset);
         let length = into.len().min(usize::try_from(visible).unwrap_or(usize::MAX));
         Ok(state.file_bytes(self.handle.number).read_at(&mut into[..length], offset))
@@ -320,7 +330,8 @@ impl OpenFile for StoreFile {
     }
 
     fn stat(&self) -> Result<Stat> {
-        let found = self.handle.begin("stat open file", b"", false)?.stat(self.handle.number);
+        let state = self.handle.begin("stat open file", b"", false)?;
+        let found = self.handle.shared.stat(&state, self.handle.number);
         let size_bytes = self.handle.shared.size_on_node(self.handle.number, found.size_bytes);
         Ok(Stat { size_bytes, ..found })
     }
@@ -338,6 +349,7 @@ impl OpenFile for StoreFile {
             Err(_) => state.sync_failed(self.handle.number),
         }
         begun?;
+        self.written_back(&mut state);
         let inode = state.inode_mut(self.handle.number);
         if self.reported.swap(inode.writeback_errors, Ordering::Relaxed) != inode.writeback_errors {
             inode.is_reported = true;
@@ -361,7 +373,21 @@ impl WritableFile for StoreFile {
         }
         begun?;
         self.handle.shared.forget_size(number);
+        if self.handle.shared.delays_writes() {
+            let before = state.stat(number).size_bytes;
+            state.delayed.entry(number).or_insert(before);
+        }
         state.write(number, &from, offset)
+    }
+
+    fn write_back(&self) -> Result<()> {
+        let mut state = self.handle.shared.lock();
+        let begun = state.begin("write back", self.handle.number, b"", false);
+        match begun {
+            Ok(()) => self.written_back(&mut state),
+            Err(_) => state.sync_failed(self.handle.number),
+        }
+        begun
     }
 
     fn set_size(&self, size_bytes: u64) -> Result<()> {

@@ -37,16 +37,35 @@ pub(super) struct SharedState {
     state: Arc<Mutex<State>>,
     /// The sizes of files that a node has cached. `None`: the node caches none.
     cached_sizes: Option<Arc<Mutex<HashMap<Number, u64>>>>,
+    /// The node writes data back later.
+    delays_writes: bool,
 }
 
 impl SharedState {
     pub(super) fn new(state: State) -> SharedState {
-        SharedState { state: Arc::new(Mutex::new(state)), cached_sizes: None }
+        SharedState { state: Arc::new(Mutex::new(state)), cached_sizes: None, delays_writes: false }
     }
 
     /// Returns the same store as another node uses it, which caches the sizes of files.
     pub(super) fn of_caching_node(&self) -> SharedState {
-        SharedState { state: Arc::clone(&self.state), cached_sizes: Some(Arc::default()) }
+        SharedState { cached_sizes: Some(Arc::default()), ..self.clone() }
+    }
+
+    /// Returns the same store as a node uses it that writes data back later.
+    pub(super) fn of_delaying_node(&self) -> SharedState {
+        SharedState { delays_writes: true, ..self.clone() }
+    }
+
+    pub(super) fn delays_writes(&self) -> bool {
+        self.delays_writes
+    }
+
+    /// Returns the attributes of an inode as this node sees them. Other nodes do not see the data
+    /// that a node has not written back.
+    pub(super) fn stat(&self, state: &State, number: Number) -> Stat {
+        let found = state.stat(number);
+        let seen = state.delayed.get(&number).filter(|_| !self.delays_writes);
+        Stat { size_bytes: seen.map_or(found.size_bytes, |seen| found.size_bytes.min(*seen)), ..found }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -103,6 +122,8 @@ pub(super) struct State {
     pub(super) lock_owners: u64,
     pub(super) locks_are_reliable: bool,
     pub(super) has_rename_flags: bool,
+    /// Files with data that a node has not written back yet, and their sizes before.
+    pub(super) delayed: HashMap<Number, u64>,
 }
 
 impl State {
@@ -127,6 +148,7 @@ impl State {
             lock_owners: 0,
             locks_are_reliable: true,
             has_rename_flags: true,
+            delayed: HashMap::new(),
         };
         state.add(Content::Dir(BTreeMap::new()), 0o755, (ROOT, Vec::new()));
         state
@@ -158,6 +180,7 @@ impl State {
             lock_owners: 0,
             locks_are_reliable: self.locks_are_reliable,
             has_rename_flags: self.has_rename_flags,
+            delayed: HashMap::new(),
         };
         state.sweep();
         state.count_used();

@@ -58,6 +58,16 @@ impl MemoryStore {
         Arc::new(StoreDir::open(&self.state.of_caching_node(), ROOT, true))
     }
 
+    /// Opens the root of the store as a node does whose written data other nodes see only after it
+    /// was synced or written back ([`WritableFile::write_back`]), or a descriptor for writing was
+    /// closed, as on NFS and MooseFS. Other nodes see no data after the size that the file had
+    /// before. At most one node may use the store in this way.
+    ///
+    /// [`WritableFile::write_back`]: quell_posix::WritableFile::write_back
+    pub fn root_on_delaying_node(&self) -> Arc<dyn WritableDir> {
+        Arc::new(StoreDir::open(&self.state.of_delaying_node(), ROOT, true))
+    }
+
     /// Limits the bytes that new blocks (4 KiB each) and new names (512 bytes each) may still take;
     /// `None`: no limit. A write that exceeds the limit writes the part that fits.
     pub fn set_free_bytes(&self, bytes: Option<u64>) {

@@ -308,6 +308,10 @@ impl WritableFile for TreeFile<dyn quell_vfs::WritableFile> {
         Ok(())
     }
 
+    fn write_back(&self) -> Result<()> {
+        self.file.publish()
+    }
+
     fn set_size(&self, size_bytes: u64) -> Result<()> {
         self.node.change(&Change { size_bytes: Some(size_bytes), ..Change::default() })
     }

@@ -24,6 +24,8 @@ use crate::{Acting, OpenFile, WritableDir, WritableFile, assume};
 
 const SET_GROUP_ID: u32 = 0o2000;
 const SET_ID: u32 = 0o6000;
+/// The smallest number of a copy of a descriptor: 0, 1 and 2 are the standard streams.
+const COPY_NUMBER_MIN: i32 = 3;
 
 /// Checks a name and converts it for a system call.
 fn component(name: &[u8]) -> Result<&OsStr> {
@@ -511,6 +513,17 @@ impl WritableFile for PosixFile {
             }
         }
         Ok(())
+    }
+
+    /// Closes a copy of the descriptor: NFS and FUSE file systems such as MooseFS write the data of
+    /// a file back when any descriptor of it is closed. File systems whose nodes see written data
+    /// at once do nothing then.
+    fn write_back(&self) -> Result<()> {
+        let _span = operation_span("flush");
+        let copy = rustix::io::fcntl_dupfd_cloexec(&self.fd, COPY_NUMBER_MIN)
+            .map_err(|e| failed(e, "duplicate the descriptor of", b""))?;
+        nix::unistd::close(copy)
+            .map_err(|e| failed(Errno::from_raw_os_error(e as i32), "write back the data of", b""))
     }
 
     fn drop_cache(&self, offset: u64, length: NonZeroU64) -> Result<()> {

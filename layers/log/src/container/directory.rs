@@ -1023,6 +1023,7 @@ impl Container {
         let name = [format!("{FLAT_PREFIX}{epoch:x}-").as_bytes(), &id].concat();
         let written = write(&*file)
             .and_then(|written| self.give_to_owner(&*file).map(|()| written))
+            .and_then(|written| file.write_back().map(|()| written))
             .and_then(|written| temporaries.rename(&id, &**dir, &name, Rename::Replace).map(|()| written));
         if written.is_err() {
             let _ = temporaries.remove(&id);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use quell_posix::{OpenFile, Stat, WritableDir, WritableFile};
-use quell_vfs::{Change, Error, ErrorKind, NewEntry, Rename, Result};
+use quell_vfs::{Change, ErrorKind, NewEntry, Rename, Result};
 
 use crate::format::{
     BLOCK_BYTES, Closed, FileOffset, HEAD_BYTES, Head, HeadKind, Holder, LogDamage, LogPosition, OBJECT_END,
@@ -79,7 +79,7 @@ impl Object {
         let begin = head.encode();
         let pieces: [&[u8]; 2] = [&begin, if has_writer { b"" } else { OBJECT_END }];
         let made = file.write_pieces_at(&pieces, 0).and_then(|()| {
-            show_to_other_nodes(&*file)?;
+            file.write_back()?;
             let mut stat = file.stat()?;
             let has_owners = (stat.uid, stat.gid) == (new.uid, new.gid);
             // Another process that has opened the object since may have added permissions.
@@ -272,17 +272,6 @@ impl Object {
         let (writer, holder) = (self.head.writer, self.holder(host));
         Running { writer, first_epoch: FIRST_EPOCH, holder, published: None }
     }
-}
-
-/// Makes written data visible to other nodes, as close(2) does, while the file stays open: NFS and
-/// MooseFS write the data back when any descriptor is closed. An error of this write-back is
-/// reported by the next sync, as for all files that are closed.
-pub(crate) fn show_to_other_nodes(file: &dyn OpenFile) -> Result<()> {
-    if let Some(descriptor) = file.descriptor() {
-        let failed = |error: std::io::Error| Error::from_io(error, "duplicate", b"a descriptor");
-        drop(descriptor.try_clone_to_owned().map_err(failed)?);
-    }
-    Ok(())
 }
 
 /// Gives a file that this process has created in a directory of temporary names its name, which

@@ -96,6 +96,12 @@ impl Handle {
         }
     }
 
+    /// Removes all locks of `owner`, also if data that must be published first cannot be.
+    fn release_locks(&self, owner: LockOwner) -> Result<()> {
+        let _acting = assume(self.credentials.clone())?;
+        self.shared.file.release_locks(owner)
+    }
+
     /// Removes this handle. The last handle of a process ends the process's writer. After the last
     /// writer of this node has ended, the file is flattened if a flat index is due.
     fn release(&self) -> Result<()> {
@@ -153,15 +159,12 @@ impl WritableFile for Handle {
         let dropped = self.drop_set_id_of_later_writes();
         let published = assume(self.credentials.clone())
             .and_then(|_acting| self.shared.file.publish(self.writer.as_deref()));
-        // An error of `release_locks` is not returned: no data is lost, and the file system
-        // releases the locks when it notices that the descriptors are closed.
         let owners = std::mem::take(&mut *self.lock_owners.lock());
+        let mut unlocked = Ok(());
         for owner in owners {
-            if let Err(error) = self.shared.file.release_locks(owner) {
-                tracing::debug!(%error, "cannot release the locks of a closed file");
-            }
+            unlocked = unlocked.and(self.release_locks(owner));
         }
-        dropped.and(published).and(self.release())
+        dropped.and(published).and(unlocked).and(self.release())
     }
 
     fn locks(&self) -> Result<&dyn FileLocks> {
@@ -240,10 +243,10 @@ impl FileLocks for Handle {
     }
 
     fn release(&self, owner: LockOwner) -> Result<()> {
-        let shared = self.shared()?;
+        self.shared()?;
         // The owner may open the file again and lock it before this handle is closed.
         self.lock_owners.lock().remove(&owner);
-        shared.file.release_locks(owner)
+        self.release_locks(owner)
     }
 }
 

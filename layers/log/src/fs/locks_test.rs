@@ -93,6 +93,34 @@ fn an_unlock_publishes_first_and_unlocks_even_if_that_fails() {
     assert_eq!(&bytes, b"under the lock");
 }
 
+/// A close and the end of a process release locks without an unlock.
+#[test]
+fn a_lock_that_ends_with_a_close_passes_all_data_to_the_next_owner() {
+    let store = MemoryStore::new();
+    let root: Arc<dyn WritableDir> = store.root_on_delaying_node();
+    let here = LogFs::new(Stores::open(vec![root], host(1, 1), 4).unwrap(), Choices::default());
+    let there = mount(std::slice::from_ref(&store), 2, 1);
+    let (file, of_child) = (make(&here, "f", 1), again(&here, "f", 2));
+    let next = again(&there, "f", 1);
+    for is_last_close in [false, true] {
+        let expected = if is_last_close { b"written last" } else { b"written now." };
+        assert!(lock(&*file, A).unwrap());
+        file.write_at(&expected[..6], 0).unwrap();
+        of_child.write_at(&expected[6..], 6).unwrap();
+        if is_last_close {
+            file.close().unwrap();
+        } else {
+            file.publish().unwrap();
+            locks(&*file).release(A).unwrap();
+        }
+        assert!(lock(&*next, B).unwrap());
+        let mut bytes = [0; 12];
+        assert_eq!(next.read_at(&mut bytes, 0).unwrap(), 12);
+        assert_eq!(&bytes, expected);
+        unlock(&*next, B).unwrap();
+    }
+}
+
 #[test]
 fn a_lock_after_which_published_data_cannot_be_read_is_given_back() {
     let store = MemoryStore::new();

@@ -156,6 +156,7 @@ fn a_small_file_is_created_and_removed_with_these_requests() {
         "create .quell/new/N/logs/index",
         "write .quell/new/N/logs/index",
         "write .quell/new/N/logs/index",
+        "write back .quell/new/N/logs/data",
         "stat open file .quell/new/N/logs/data",
         "rename .quell/new/N/meta/open",
         "rename .quell/new/N/meta/open",
@@ -224,9 +225,11 @@ fn a_file_that_begins_as_an_object_costs_these_requests() {
         "stat /",
         "create .quell/new/N",
         "write .quell/new/N",
+        "write back .quell/new/N",
         "stat open file .quell/new/N",
         "rename .quell/new/N",
         "write .quell/new/N",
+        "write back .quell/new/N",
         "open directory .quell/parts/N", // another mount may have begun to create the container
     ];
     assert_eq!(written, expected);
@@ -299,9 +302,11 @@ fn the_only_user_of_a_store_looks_for_no_changes_of_others() {
         "stat /",
         "create .quell/new/N",
         "write .quell/new/N",
+        "write back .quell/new/N",
         "stat open file .quell/new/N",
         "rename .quell/new/N",
         "write .quell/new/N",
+        "write back .quell/new/N",
     ];
     assert_eq!(shown(&|| write(0)), created);
     let look_up = |size: u64| {

@@ -522,9 +522,11 @@ impl LogFile {
         self.locks.conflicting(&self.container, owner, scope, mode)
     }
 
-    /// Removes all locks of `owner`.
+    /// Removes all locks of `owner`. If it has any, publishes all data of this node first, as
+    /// `unlock` does.
     pub fn release_locks(&self, owner: LockOwner) -> Result<()> {
-        self.locks.release(owner)
+        let published = if self.locks.has_locks(owner) { self.publish_all() } else { Ok(()) };
+        published.and(self.locks.release(owner))
     }
 
     /// Syncs the data of all writers of this node, and unsynced data of writers that have ended. An
@@ -1001,6 +1003,10 @@ impl WriterContext for LogFile {
 
     fn frame_failed(&self) {
         self.sequencer().mark_stale();
+    }
+
+    fn write_back_failed(&self, error: &Error) {
+        self.failures.record(error);
     }
 
     fn drop_set_id(&self) -> Result<()> {

@@ -9,9 +9,7 @@ use std::sync::{Arc, MutexGuard};
 use quell_posix::{WritableFile, assume, assumed};
 use quell_vfs::{Caller, Change, Error, ErrorKind, Result, Time, errno};
 
-use crate::container::{
-    Container, FIRST_EPOCH, OBJECT_PAYLOAD_MAX, show_to_other_nodes, write_frame, write_zeros,
-};
+use crate::container::{Container, FIRST_EPOCH, OBJECT_PAYLOAD_MAX, write_frame, write_zeros};
 use crate::format::{
     Closed, FileOffset, FrameKind, Frames, HEAD_BYTES, LogPosition, MetaName, OBJECT_END, OBJECT_FRAME_BYTES,
     Order, PAYLOAD_BYTES_MAX, PayloadOffset, Published, Run, Running, Runs, boot_of, data_name, encode_batch,
@@ -126,10 +124,12 @@ struct Logs {
     /// reports a failed writeback once and then marks the pages clean: data after `synced_to` may
     /// be lost even if the next sync succeeds.
     is_doubtful: bool,
-    /// The failed operation was a sync.
+    /// The failed operation was a sync, or the write-back that precedes a publication.
     has_failed: bool,
     /// The `failed` name is in `meta`.
     is_marked: bool,
+    /// The end of the data log when it was written back last, so that other nodes see it.
+    written_back: LogPosition,
 }
 
 /// The state of an object as a data log.
@@ -203,6 +203,9 @@ pub trait WriterContext {
     /// writer has recorded. A truncation by another mount may cover that length, so the next frame,
     /// which begins at the same offset, needs an epoch later than the truncation.
     fn frame_failed(&self);
+    /// Records that written data may be lost, so that every close and sync of the file returns an
+    /// error until the data is safe.
+    fn write_back_failed(&self, error: &Error);
     /// Removes the set-id bits with which the file would run with the rights of its owner or group.
     fn drop_set_id(&self) -> Result<()>;
     /// Records that a frame is in the data log.
@@ -325,7 +328,7 @@ impl LockedWriter {
 
     /// Makes the object show that its writer appends no more data, unless the object shows this
     /// already.
-    fn end_object(&mut self) -> Result<()> {
+    fn end_object(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
         let log_end = self.log_end;
         let Some(logs) = &mut self.logs else { return Ok(()) };
         let Some(object) = &mut logs.object else { return Ok(()) };
@@ -346,8 +349,8 @@ impl LockedWriter {
                     tracing::debug!(%error, "cannot restore the modification time of an object");
                 }
             }
-            show_to_other_nodes(&*logs.data)?;
-            object.is_ended = true;
+            logs.write_back(file, id, log_end)?;
+            logs.object.as_mut().expect("it was there").is_ended = true;
         }
         Ok(())
     }
@@ -356,14 +359,14 @@ impl LockedWriter {
     /// to it after its time was set.
     pub fn publish_and_end_object(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
         self.publish(file, id)?;
-        self.with_credentials(LockedWriter::end_object)
+        self.with_credentials(|state| state.end_object(file, id))
     }
 
     /// Ends the object, and records it in the container. The next frame begins new logs.
     pub fn leave_object(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
         self.flush(file, id)?;
         self.with_credentials(|state| {
-            state.end_object()?;
+            state.end_object(file, id)?;
             file.container().dir()?;
             state.close_object(file, id)
         })?;
@@ -526,6 +529,7 @@ impl LockedWriter {
     pub fn publish(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
         self.with_credentials(|state| {
             state.write_index(file, id)?;
+            state.write_back(file, id)?;
             state.publish_size(file)
         })
     }
@@ -542,7 +546,17 @@ impl LockedWriter {
             // Without data there is nothing to publish: a shell closes a copy of the descriptor
             // before the program writes.
             _ if self.log_end == LogPosition::START => Ok(()),
-            _ => self.end_object(),
+            _ => self.end_object(file, id),
+        }
+    }
+
+    /// Lets other nodes see the data before a name in `meta` states that it is there. They do not
+    /// need the index log, because they read the frames that it lacks from the data log.
+    fn write_back(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
+        let end = self.log_end;
+        match &mut self.logs {
+            Some(logs) if logs.object.is_none() && logs.written_back != end => logs.write_back(file, id, end),
+            _ => Ok(()),
         }
     }
 
@@ -642,9 +656,10 @@ impl LockedWriter {
     fn close_as_assumed(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
         self.write_index(file, id)?;
         if self.is_object() {
-            self.end_object()?;
+            self.end_object(file, id)?;
             return self.close_object(file, id);
         }
+        self.write_back(file, id)?;
         let Published { last_epoch, end, data_bytes, time } = self.state_to_publish()?;
         let Some(logs) = &mut self.logs else { return Ok(()) };
         logs.mark_failed(file.container(), id)?;
@@ -725,7 +740,22 @@ impl Logs {
             is_doubtful: false,
             has_failed: false,
             is_marked: false,
+            written_back: LogPosition::START,
         }
+    }
+
+    /// Passes the data log up to `end` to the file server. If this or a sync has failed before, the
+    /// data is synced instead, which writes it again.
+    fn write_back(&mut self, file: &dyn WriterContext, id: u64, end: LogPosition) -> Result<()> {
+        if self.has_failed {
+            self.sync_data(file.container(), id, end)?;
+        } else if let Err(error) = self.data.write_back() {
+            self.sync_failed(file.container(), id);
+            file.write_back_failed(&error);
+            return Err(error);
+        }
+        self.written_back = end;
+        Ok(())
     }
 
     /// Syncs the data log up to `end`. After a failed write or sync, the part that is not known to
@@ -737,10 +767,7 @@ impl Logs {
             false => self.data.sync(),
         };
         if let Err(error) = synced {
-            (self.is_doubtful, self.has_failed) = (true, true);
-            // Readers need the name after this process has ended. If it cannot be created now, this
-            // is tried again, at the latest when the writer ends.
-            let _ = self.mark_failed(container, id);
+            self.sync_failed(container, id);
             return Err(error);
         }
         (self.synced_to, self.is_doubtful, self.has_failed) = (end, false, false);
@@ -749,6 +776,13 @@ impl Logs {
             self.is_marked = false;
         }
         Ok(())
+    }
+
+    fn sync_failed(&mut self, container: &Container, id: u64) {
+        (self.is_doubtful, self.has_failed) = (true, true);
+        // Readers need the name after this process has ended. If it cannot be created now, this is
+        // tried again, at the latest when the writer ends.
+        let _ = self.mark_failed(container, id);
     }
 
     /// Creates the `failed` name if a sync failed.
