@@ -152,6 +152,7 @@ impl Frontend {
 
     pub(crate) fn refuse(&self, error: &Error) -> Errno {
         count(&self.counters.errors);
+        tracing::debug!(%error, "a request fails");
         errno(error)
     }
 
