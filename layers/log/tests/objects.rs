@@ -763,12 +763,45 @@ fn use_descriptor(fs: &LogFs, node: NodeId, file: &dyn WritableFile) -> Result<V
     Ok(content)
 }
 
+/// NFS renames an open file instead of removing it, and its link count remains 1.
+#[test]
+fn a_removed_object_with_a_link_count_leaves_no_container() {
+    let store = MemoryStore::new();
+    store.set_removed_names_counted(false);
+    let fs = mount(&store);
+    let file = create(&fs, b"f").unwrap();
+    file.write_at(&[b'0'; 300], 0).unwrap();
+    file.publish().unwrap();
+    let node = node(&fs, b"f").unwrap();
+    fs.remove(&Context::OWN, fs.root(), b"f").unwrap();
+    assert_eq!(use_descriptor(&fs, node, &*file).unwrap(), used_content());
+    file.close().unwrap();
+    drop(file);
+    fs.forget(node, 2);
+    assert_nothing_left(&store, &"removed");
+}
+
+/// Checks that no container is left outside of the directories of the mount.
+#[track_caller]
+fn assert_nothing_left(store: &MemoryStore, case: &dyn Debug) {
+    let own = store.root().open_writable_dir(b".quell").unwrap();
+    for area in [&b"new"[..], b"parts", b"trash"] {
+        let left = own.open_writable_dir(area).unwrap().names().unwrap();
+        assert!(left.is_empty(), "{case:?}: {left:?} in {}", area.escape_ascii());
+    }
+}
+
+/// The content of a file of 300 bytes `0` after `use_descriptor`.
+fn used_content() -> Vec<u8> {
+    [vec![b'0'; 10], vec![0; 10], vec![b'0'; 280], b"mo".to_vec()].concat()
+}
+
 /// A descriptor keeps its file, as on a local file system: an object gets a container also after
 /// it has lost its name, and nothing is left of both when the descriptor is closed. If another
 /// mount replaces the object while its container is used, it deletes the container.
 #[test]
 fn a_descriptor_keeps_an_object_that_is_replaced() {
-    let expected = [vec![b'0'; 10], vec![0; 10], vec![b'0'; 280], b"mo".to_vec()].concat();
+    let expected = used_content();
     for (form, is_same_mount) in
         [Form::Closed, Form::Open].into_iter().flat_map(|form| [(form, false), (form, true)])
     {
@@ -796,11 +829,7 @@ fn a_descriptor_keeps_an_object_that_is_replaced() {
                 }
             }
             if done && is_same_mount {
-                let own = store.root().open_writable_dir(b".quell").unwrap();
-                for area in [&b"new"[..], b"parts", b"trash"] {
-                    let left = own.open_writable_dir(area).unwrap().names().unwrap();
-                    assert!(left.is_empty(), "{case:?}: {left:?} in {}", area.escape_ascii());
-                }
+                assert_nothing_left(&store, &case);
             }
             was_done = done;
             at += 1;

@@ -336,6 +336,10 @@ impl OpenFile for StoreFile {
         Ok(Stat { size_bytes, ..found })
     }
 
+    fn counts_removed_names(&self) -> bool {
+        self.handle.shared.lock().counts_removed_names
+    }
+
     fn stat_from_server(&self) -> Result<Stat> {
         self.handle.shared.forget_size(self.handle.number);
         self.stat()

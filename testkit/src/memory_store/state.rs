@@ -122,6 +122,7 @@ pub(super) struct State {
     pub(super) lock_owners: u64,
     pub(super) locks_are_reliable: bool,
     pub(super) has_rename_flags: bool,
+    pub(super) counts_removed_names: bool,
     /// Files with data that a node has not written back yet, and their sizes before.
     pub(super) delayed: HashMap<Number, u64>,
 }
@@ -148,6 +149,7 @@ impl State {
             lock_owners: 0,
             locks_are_reliable: true,
             has_rename_flags: true,
+            counts_removed_names: true,
             delayed: HashMap::new(),
         };
         state.add(Content::Dir(BTreeMap::new()), 0o755, (ROOT, Vec::new()));
@@ -180,6 +182,7 @@ impl State {
             lock_owners: 0,
             locks_are_reliable: self.locks_are_reliable,
             has_rename_flags: self.has_rename_flags,
+            counts_removed_names: self.counts_removed_names,
             delayed: HashMap::new(),
         };
         state.sweep();
@@ -317,7 +320,8 @@ impl State {
         let inode = self.inode(number);
         let (size_bytes, allocated, nlink) = match &inode.content {
             Content::File { bytes, .. } => {
-                (bytes.size_bytes(), bytes.allocated_bytes(), self.count_names(number))
+                let kept = u32::from(!self.counts_removed_names && inode.handles > 0);
+                (bytes.size_bytes(), bytes.allocated_bytes(), self.count_names(number).max(kept))
             }
             Content::Symlink(target) => (target.len() as u64, 0, u32::from(inode.named)),
             Content::Dir(names) => {

@@ -154,6 +154,12 @@ impl MemoryStore {
         self.lock().has_rename_flags = are_supported;
     }
 
+    /// Sets whether the link count of an open file becomes 0 when its last name is removed.
+    /// Otherwise it remains 1, as on NFS, which gives such a file another name.
+    pub fn set_removed_names_counted(&self, are_counted: bool) {
+        self.lock().counts_removed_names = are_counted;
+    }
+
     /// Returns the number of operations performed on the store.
     pub fn operations(&self) -> u64 {
         self.lock().operations

@@ -71,6 +71,8 @@ pub struct Container {
     meta: OnceLock<Arc<dyn WritableDir>>,
     /// The key of this container's log directories in the cache of open log directories.
     ticket: Ticket,
+    /// This process has removed the object.
+    is_removed: AtomicBool,
     /// The name of the container in `trash`, if the object had lost its name before the container
     /// was created.
     name_in_trash: RankedMutex<Option<Vec<u8>>>,
@@ -199,6 +201,7 @@ impl Container {
             stores: Arc::clone(stores),
             meta: OnceLock::new(),
             ticket: stores.log_dirs().ticket(),
+            is_removed: AtomicBool::new(false),
             name_in_trash: RankedMutex::new(Rank::Leaf, None),
             is_record_doubtful: AtomicBool::new(false),
         }
@@ -499,11 +502,15 @@ impl Container {
             return Ok(dir);
         }
         let object = self.object.as_ref().expect("a file without a directory is an object");
-        match self.create_or_open_in_parts(object) {
-            Err(error) if error.kind == ErrorKind::Stale && object.stat()?.nlink == 0 => {
-                self.create_in_trash(object)?;
+        if self.is_removed.load(Ordering::Relaxed) {
+            self.create_in_trash(object)?;
+        } else {
+            match self.create_or_open_in_parts(object) {
+                Err(error) if error.kind == ErrorKind::Stale && object.stat()?.nlink == 0 => {
+                    self.create_in_trash(object)?;
+                }
+                created => created?,
             }
-            created => created?,
         }
         Ok(self.dir.get().expect("it was set"))
     }
@@ -561,6 +568,12 @@ impl Container {
                 Err(error)
             }
         }
+    }
+
+    /// Records that this process has removed the object. Its link count does not show this if the
+    /// node has renamed the open object instead of removing it, as on NFS.
+    pub(crate) fn set_removed(&self) {
+        self.is_removed.store(true, Ordering::Relaxed);
     }
 
     /// Returns the name of the container in `trash` if this process has created it after the object
