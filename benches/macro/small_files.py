@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures small files: small_files.py [--files N] [--rounds N] [--scratch DIR] QUELL...
+"""Measures small files: small_files.py [--files N] [--rounds N] [--scratch DIR | --in DIR] QUELL...
 
 Creates files of 4 KiB, reads their attributes and content, lists them twice with `ls -l` and removes
 them, in a plain directory and through a log mount of each QUELL in turns. QUELL is the path to a
@@ -11,6 +11,7 @@ Each turn has a new ext4 in a file in DIR. On an ext4 in use, the creation of an
 over each inode of its group that was deleted in the last minutes (recently_deleted() in
 fs/ext4/ialloc.c of Linux). This takes milliseconds after a removal of thousands of files, and would
 be most of the measured time. If DIR is in memory, the time of the disk is not part of the result.
+With `--in DIR`, each turn has a new directory in DIR instead, for example in a node of a test bed.
 """
 import argparse
 import contextlib
@@ -50,13 +51,20 @@ def new_file_system(scratch):
 
 
 @contextlib.contextmanager
+def new_directory(parent):
+    """Yield a new directory in an existing file system."""
+    with tempfile.TemporaryDirectory(dir=parent) as directory:
+        yield Path(directory)
+
+
+@contextlib.contextmanager
 def mounted(quell, root):
     """Yield the mount point of a log mount with its store in `root`. `quell` may have options."""
     quell, *options = shlex.split(str(quell))
-    store, point = (Path(root, name) for name in ("store", "mount"))
-    for directory in (store, point):
-        directory.mkdir(mode=0o700)
     with tempfile.TemporaryDirectory() as runtime:
+        store, point = Path(root, "store"), Path(runtime, "mount")
+        for directory in (store, point):
+            directory.mkdir(mode=0o700)
         environment = {**os.environ, "QUELL_RUNTIME_DIR": runtime}
         run(quell, "mount", "--quiet", *options, "--log", store, point, env=environment)
         try:
@@ -112,16 +120,18 @@ def main():
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scratch", default="/dev/shm")
+    parser.add_argument("--in", dest="parent")
     parser.add_argument("quell", nargs="+")
     options = parser.parse_args()
-    if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
+    if not options.parent and (os.geteuid() != 0 or not shutil.which("mkfs.ext4")):
         sys.exit("SKIPPED: needs root, to mount file systems, and mkfs.ext4")
     methods = ["plain", *options.quell]
     found = {}
     for number in range(options.rounds):
         first = number % len(methods)
         for method in methods[first:] + methods[:first]:
-            with new_file_system(options.scratch) as root, contextlib.ExitStack() as stack:
+            new = new_directory(options.parent) if options.parent else new_file_system(options.scratch)
+            with new as root, contextlib.ExitStack() as stack:
                 place = root if method == "plain" else stack.enter_context(mounted(method, root))
                 for step, seconds in work(Path(place, "directory"), options.files):
                     found.setdefault(step, {}).setdefault(method, []).append(seconds / options.files * 1e6)

@@ -15,7 +15,8 @@ use rustix::process::Signal;
 use crate::log::Fixture;
 use crate::log_fixture;
 use crate::skip;
-use crate::stage::{Mounted, eventually, is_root, send};
+use crate::stage::{Mounted, eventually, has, is_root, send, words};
+use crate::testbed::Testbed;
 use crate::trees::set_mode;
 
 /// Returns the reason if the kernel keeps nothing here.
@@ -500,4 +501,48 @@ fn a_mount_on_a_file_system_of_another_type_is_noticed() {
         std::thread::sleep(Duration::from_millis(100));
     }
     other.umount();
+}
+
+/// MooseFS releases the locks of a killed process, so its stores can have an only user as well.
+#[test]
+fn a_mount_on_a_moosefs_can_be_the_only_user_of_its_store() {
+    if !is_root() || !has("mfsmaster") {
+        skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
+    }
+    let fixture = log_fixture!();
+    let testbed = Testbed::start(&fixture.stage);
+    let stores = ["1", "2"].map(|node| testbed.node(node).join("log-store"));
+    fs::create_dir(&stores[0]).unwrap();
+    let mount = |store: &Path, name: &str| {
+        let point = fixture.stage.dir(name);
+        let mut command = fixture.stage.quell();
+        command.args(words(&[&"mount", &"--init", &"--log", &store, &point]));
+        fixture.stage.run(&mut command).expect(0);
+        Mounted::at(&fixture.stage, point)
+    };
+    let one = mount(&stores[0], "one");
+    wait_for_only_user(&fixture, &one);
+    fs::write(one.point.join("file"), "of the first node").unwrap();
+    let is_kept = || {
+        let before = requests(&fixture, &one.point);
+        assert_eq!(fs::metadata(one.point.join("file")).unwrap().len(), 17);
+        requests(&fixture, &one.point) == before
+    };
+    assert!(eventually(is_kept), "the kernel does not answer by itself");
+    // A mount of another node waits until the kernel keeps nothing.
+    let two = mount(&stores[1], "two");
+    assert!(!is_only_user(&fixture, &one.point));
+    fs::rename(two.point.join("file"), two.point.join("renamed")).unwrap();
+    assert!(is_missing(&one.point.join("file")));
+    assert_eq!(fs::read_to_string(one.point.join("renamed")).unwrap(), "of the first node");
+    two.umount();
+    // The lock of a killed mount ends, and the other node can become the only user.
+    wait_for_only_user(&fixture, &one);
+    send(fixture.stage.holder(), Signal::KILL);
+    assert!(eventually(|| fixture.stage.holders().is_empty()));
+    drop(one);
+    let two = mount(&stores[1], "two-again");
+    wait_for_only_user(&fixture, &two);
+    assert!(!is_missing(&two.point.join("renamed")));
+    two.umount();
 }

@@ -66,10 +66,11 @@ pub(crate) fn has_coherent_caches(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Returns whether locks of the file system of `fd` certainly hold between all its nodes, and end
-/// with the process or node that holds them. `None` if the type of the file system is not known.
+/// with the process or node that holds them, unless a first lock shows that the file system leaves
+/// locks to the node. `None` if the type of the file system is not known.
 pub(crate) fn has_reliable_locks(fd: BorrowedFd<'_>) -> Option<bool> {
     let (_, properties) = properties_of(fd).ok()?;
-    Some(properties.has_reliable_locks? && properties.support == LockSupport::BetweenNodes)
+    Some(properties.has_reliable_locks? && !matches!(properties.support, LockSupport::NodeOnly(_)))
 }
 
 /// Returns whether the link count of an open file on the file system of `fd` becomes 0 when its
@@ -155,12 +156,12 @@ fn properties_in(mounts: &str, key: MountKey) -> Properties {
     let mut fields = fields.split(' ');
     let mut next = || fields.next().unwrap_or("");
     let (kind, source, options) = (next(), next(), next());
+    let is_moosefs = MOOSEFS.iter().any(|begin| source.starts_with(begin));
     Properties {
         support: support_of(kind, options),
         has_coherent_caches: COHERENT.contains(&kind),
-        counts_removed_names: COHERENT.contains(&kind)
-            || MOOSEFS.iter().any(|begin| source.starts_with(begin)),
-        has_reliable_locks: Some(RELIABLE_LOCKS.contains(&kind)),
+        counts_removed_names: COHERENT.contains(&kind) || is_moosefs,
+        has_reliable_locks: Some(RELIABLE_LOCKS.contains(&kind) || is_moosefs),
     }
 }
 
@@ -178,7 +179,8 @@ const MOOSEFS: [&str; 2] = ["mfs#", "mfs\\043"];
 /// File systems of one node, and file systems whose servers keep the locks of all nodes and remove
 /// the locks of a node that does not answer. NFS before version 4 is not in the list, because its
 /// server keeps the locks of a node that never starts again. FUSE file systems are not in the list,
-/// because Linux does not report to their servers that a descriptor with locks was closed.
+/// because Linux does not report to their servers that a descriptor with locks was closed. MooseFS
+/// releases them with the last descriptor of the open file, and is recognized by its source.
 const RELIABLE_LOCKS: [&str; 16] = [
     "bcachefs", "btrfs", "ceph", "ext2", "ext3", "ext4", "f2fs", "gfs2", "gpfs", "lustre", "nfs4", "ocfs2",
     "overlay", "tmpfs", "xfs", "zfs",
@@ -222,6 +224,7 @@ mod tests {
 32 22 0:44 / /nfs rw - nfs4 server:/export rw,vers=4.2,local_lock=none,addr=10.0.0.2
 33 22 0:45 / /nfs3 rw - nfs server:/export rw,vers=3,nolock,local_lock=all
 34 22 0:46 / /mfs rw - fuse mfs\\043master:9421 rw,user_id=0,allow_other
+35 22 0:47 / /sshfs rw - fuse.sshfs host:/export rw,user_id=0,allow_other
 ";
 
     #[test]
@@ -231,8 +234,9 @@ mod tests {
         let is_coherent = |mount, minor| properties_in(MOUNTS, key(mount, minor)).has_coherent_caches;
         assert!(is_coherent(22, 0) && is_coherent(30, 42) && !is_coherent(32, 44) && !is_coherent(34, 46));
         let is_reliable = |mount, minor| properties_in(MOUNTS, key(mount, minor)).has_reliable_locks;
-        assert_eq!([is_reliable(22, 0), is_reliable(30, 42), is_reliable(32, 44)], [Some(true); 3]);
-        assert_eq!([is_reliable(33, 45), is_reliable(34, 46)], [Some(false); 2]);
+        let reliable = [(22, 0), (30, 42), (32, 44), (34, 46)];
+        assert_eq!(reliable.map(|(mount, minor)| is_reliable(mount, minor)), [Some(true); 4]);
+        assert_eq!([is_reliable(33, 45), is_reliable(35, 47)], [Some(false); 2]);
         assert_eq!(is_reliable(99, 99), None);
         let counts = |mount, minor| properties_in(MOUNTS, key(mount, minor)).counts_removed_names;
         assert!(counts(22, 0) && counts(34, 46) && !counts(32, 44) && !counts(99, 99));
