@@ -322,7 +322,7 @@ pub struct BatchSnapshotsArgs {
 /// The limits of users do not apply to root. df(1) shows the limit of the whole store.
 #[derive(Debug, Args)]
 #[command(
-    group(ArgGroup::new("subject").requires("numbers")),
+    group(ArgGroup::new("subject").requires("numbers").conflicts_with("json")),
     group(ArgGroup::new("numbers").multiple(true).requires("subject")),
     after_help = "\
 Examples:
@@ -374,7 +374,9 @@ fn files_limit(text: &str) -> Result<NumberLimit, String> {
 }
 
 fn bytes_limit(text: &str) -> Result<NumberLimit, String> {
-    number_limit(text, sizes::parse)
+    number_limit(text, |text| {
+        sizes::parse(text).map_err(|reason| format!("{reason}; or `none` or `default`"))
+    })
 }
 
 fn number_limit(text: &str, parse: impl Fn(&str) -> Result<u64, String>) -> Result<NumberLimit, String> {

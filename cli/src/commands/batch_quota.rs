@@ -85,15 +85,15 @@ fn list(quotas: &[Quota]) {
             QuotaSubject::EachUser => "each user".to_owned(),
             QuotaSubject::User(uid) => uid.to_string(),
         };
-        let numbers = [
-            quota.limit.inodes.map(|limit| shown(limit, |limit| counted(limit, "file", "files"))),
-            quota.limit.bytes.map(|limit| shown(limit, |limit| HumanBytes(limit).to_string())),
-        ];
-        let limits: Vec<String> = numbers.into_iter().flatten().collect();
-        let limit = match limits.is_empty() {
-            true => String::new(),
-            false => format!("at most {}", limits.join(", ")),
-        };
+        let files = quota.limit.inodes.map(|limit| match limit {
+            UNLIMITED => "any number of files".to_owned(),
+            limit => format!("at most {}", counted(limit, "file", "files")),
+        });
+        let size = quota.limit.bytes.map(|limit| match limit {
+            UNLIMITED => "any size".to_owned(),
+            limit => format!("at most {}", HumanBytes(limit)),
+        });
+        let limit = [files, size].into_iter().flatten().collect::<Vec<_>>().join(", ");
         if quota.subject == QuotaSubject::EachUser {
             if !limit.is_empty() {
                 outln!("{subject:>11}  {limit}");
@@ -105,13 +105,5 @@ fn list(quotas: &[Quota]) {
             true => outln!("{subject:>11}  {used}"),
             false => outln!("{subject:>11}  {used}; {limit}"),
         }
-    }
-}
-
-/// Returns the text of one number of a limit.
-fn shown(limit: u64, text: impl Fn(u64) -> String) -> String {
-    match limit {
-        UNLIMITED => "any number".to_owned(),
-        limit => text(limit),
     }
 }

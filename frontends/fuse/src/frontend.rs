@@ -102,7 +102,7 @@ impl Frontend {
         let lifetimes = Arc::new(Lifetimes::new(changes));
         let locks = if fs.writable().is_some() { options.locks } else { LockKeeper::Kernel };
         let sends_flush =
-            fs.writable().is_some() && !(options.defers_closes && locks != LockKeeper::FileSystem);
+            fs.writable().is_some() && !(options.publishes_writes && locks != LockKeeper::FileSystem);
         let recent = RecentFiles::new(RECENT_FILES_MAX);
         let (handles, writable_files) = (Handles::default(), Arc::new(WritableHandles::default()));
         Frontend {

@@ -69,11 +69,10 @@ pub struct Options {
     /// short. It keeps about 65,536 entries of files: each occupies memory of the file system as
     /// well, so further entries are looked up again at each use.
     pub exclusive: bool,
-    /// close(2) does not wait for the file system: the kernel sends no FLUSH. The RELEASE after the
-    /// last close(2) closes the file, and no program receives its error. For a writable file system
-    /// whose files no other mount shows before its end, and whose end returns the errors of all
-    /// files. Ignored if the file system keeps the locks: a FLUSH releases those of a process.
-    pub defers_closes: bool,
+    /// The writable file system has published a write, and returned its errors, before write(2)
+    /// returns. So the kernel sends no FLUSH, and close(2) does not wait for the file system.
+    /// Ignored if the file system keeps the locks: a FLUSH releases those of a process.
+    pub publishes_writes: bool,
     /// Programs cannot change the tree of a writable file system, which may change by itself.
     pub read_only: bool,
     /// Where locks are kept.
@@ -99,7 +98,7 @@ impl Default for Options {
             fills_cache: false,
             direct: false,
             exclusive: false,
-            defers_closes: false,
+            publishes_writes: false,
             read_only: false,
             locks: LockKeeper::default(),
             allow_other: false,

@@ -674,10 +674,11 @@ fn data_of_a_mapping_is_published_at_the_unmount_at_the_latest() {
     assert_eq!(mounted.watch.closes.load(SeqCst), opens);
 }
 
-/// With this option, close(2) returns no error, and the file is closed afterwards.
+/// The file is closed by the RELEASE after the last close(2).
 #[test]
-fn a_deferred_close_is_not_passed_to_the_file_before_its_release() {
-    let mounted = mounted!(Options { defers_closes: true, locks: LockKeeper::Kernel, ..Options::default() });
+fn a_file_system_that_publishes_writes_gets_no_flush() {
+    let mounted =
+        mounted!(Options { publishes_writes: true, locks: LockKeeper::Kernel, ..Options::default() });
     for flags in [OFlags::CREATE | OFlags::WRONLY, OFlags::RDWR, OFlags::RDONLY] {
         let (publishes, closes) = (mounted.watch.publishes.load(SeqCst), mounted.watch.closes.load(SeqCst));
         let file = mounted.open("file", flags);
@@ -699,7 +700,7 @@ fn a_deferred_close_is_not_passed_to_the_file_before_its_release() {
     file.sync_all().unwrap();
     assert_eq!(mounted.watch.syncs.load(SeqCst), 1);
     // A file system that keeps the locks needs each FLUSH.
-    let mounted = mounted!(Options { defers_closes: true, ..Options::default() });
+    let mounted = mounted!(Options { publishes_writes: true, ..Options::default() });
     mounted.write("file", b"x");
     assert!(mounted.watch.publishes.load(SeqCst) >= 1);
 }

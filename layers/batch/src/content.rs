@@ -1,8 +1,9 @@
 //! The bytes of a file.
 //!
-//! Writes to a small file are collected in memory, and sent with the next publish as one change of
-//! its inode, which has only the written ranges, so another mount's writes to other ranges remain.
-//! Writes to a data file reach it at once; the next publish sends the new size.
+//! In a shared name space, writes to a small file are collected in memory, and sent with the next
+//! publish as one change of its inode, which has only the written ranges, so another mount's writes
+//! to other ranges remain. Writes to a data file reach it at once; the next publish sends the new
+//! size. In a private name space, a change is no request, so each write is sent at once.
 //!
 //! All open files of a node use its state, so they see each write at once. The state is locked for
 //! writing while the inode changes, so changes of one file wait for each other.
@@ -89,7 +90,12 @@ impl Shared {
                     self.name_space.check_open()?;
                     file.write_at(from, offset)?;
                     state.wrote(end, now());
-                    return Ok(());
+                    if self.name_space.is_shared() {
+                        return Ok(());
+                    }
+                    drop(state);
+                    // This may send writes of other threads as well, so an error discards nothing.
+                    return self.send(node, &mut write_lock(&node.file));
                 }
             }
             let mut state = write_lock(&node.file);
@@ -98,7 +104,7 @@ impl Shared {
                 Content::Empty | Content::Inline(_) if end <= INLINE_BYTES_MAX as u64 => {
                     state.pending.write(offset, from);
                     state.wrote(end, now());
-                    return Ok(());
+                    return self.send_if_private(node, &mut state);
                 }
                 _ => self.move_to_data(node, &mut state)?,
             }
@@ -140,6 +146,7 @@ impl Shared {
                     let offset = state.size_bytes();
                     state.pending.write(offset, from);
                     state.wrote(offset + length, now());
+                    self.send_if_private(node, &mut state)?;
                     return Ok(offset);
                 }
                 _ => {
@@ -162,6 +169,15 @@ impl Shared {
             }
         }
         Err(busy())
+    }
+
+    /// Sends the pending write, if the name space is private. If this fails, the write is
+    /// discarded, because write(2) returns the error.
+    fn send_if_private(&self, node: &Node, state: &mut FileState) -> Result<()> {
+        if self.name_space.is_shared() {
+            return Ok(());
+        }
+        self.send(node, state).inspect_err(|_| state.sent())
     }
 
     /// Sends the writes that the inode does not have yet. If this fails, each later call tries

@@ -84,18 +84,15 @@ impl WritableFile for BatchFile {
         if self.is_closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let (sent, is_kept) = {
+        let sent = {
             let mut state = write_lock(&self.node.file);
             let sent = self.shared.send(&self.node, &mut state);
             let synced = self.check_synced(state.sync_failures);
-            state.closed(!self.shared.name_space.is_shared());
-            (sent.and(synced), state.open == 0 && state.unsent().is_some())
+            state.closed();
+            sent.and(synced)
         };
         let unlocked = self.release_locks();
-        // The frontend may ignore the error. So a node with unsent writes stays in use until the
-        // end of the batch, which sends them again and returns the error.
-        let released = if is_kept { Ok(()) } else { self.shared.release(self.node.number, 1) };
-        sent.and(unlocked).and(released)
+        sent.and(unlocked).and(self.shared.release(self.node.number, 1))
     }
 
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {

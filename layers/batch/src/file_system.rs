@@ -473,21 +473,21 @@ impl Writable for BatchFs {
     }
 }
 
-/// Returns the space of a store with a limit on a file system with this space.
+/// Returns the space of a store with a limit on a file system with this space: the use of the
+/// store, and the space that is free on the file system and within the limit.
 fn within_quota(space: Space, Quota { usage, limit, .. }: &Quota) -> Space {
     let mut within = space;
-    if let Some(bytes) = limit.bytes {
-        let left = bytes.saturating_sub(u64::try_from(usage.bytes).unwrap_or(u64::MAX));
-        within.total_bytes = space.total_bytes.min(bytes);
-        within.free_bytes = space.free_bytes.min(left);
-        within.available_bytes = space.available_bytes.min(left);
+    if let Some(limit) = limit.bytes {
+        let used = u64::try_from(usage.bytes).unwrap_or(u64::MAX);
+        within.free_bytes = space.free_bytes.min(limit.saturating_sub(used));
+        within.available_bytes = space.available_bytes.min(within.free_bytes);
+        within.total_bytes = used.saturating_add(within.free_bytes);
     }
-    if let Some(inodes) = limit.inodes {
-        let left = inodes.saturating_sub(usage.inodes);
+    if let Some(limit) = limit.inodes {
+        let left = limit.saturating_sub(usage.inodes);
         // A file system that reports no number of entries has no limit for them.
-        let is_reported = space.entries > 0;
-        within.entries = if is_reported { space.entries.min(inodes) } else { inodes };
-        within.entries_free = if is_reported { space.entries_free.min(left) } else { left };
+        within.entries_free = if space.entries > 0 { space.entries_free.min(left) } else { left };
+        within.entries = usage.inodes.saturating_add(within.entries_free);
     }
     within
 }
@@ -514,7 +514,10 @@ mod tests {
             Quota { subject: QuotaSubject::Store, usage, limit }
         };
         assert_eq!(within_quota(space, &quota(None, None)), space);
-        assert_eq!(within_quota(space, &quota(Some(1000), Some(10_000))), space);
+        // The file system has less space than the limit.
+        let within = within_quota(space, &quota(Some(1000), Some(10_000)));
+        assert_eq!((within.total_bytes, within.free_bytes, within.available_bytes), (600, 500, 400));
+        assert_eq!((within.entries, within.entries_free), (30, 20));
         let expected = Space {
             total_bytes: 300,
             free_bytes: 200,
@@ -526,7 +529,7 @@ mod tests {
         assert_eq!(within_quota(space, &quota(Some(12), Some(300))), expected);
         let full = within_quota(space, &quota(Some(10), Some(99)));
         assert_eq!((full.entries, full.entries_free), (10, 0));
-        assert_eq!((full.total_bytes, full.free_bytes, full.available_bytes), (99, 0, 0));
+        assert_eq!((full.total_bytes, full.free_bytes, full.available_bytes), (100, 0, 0));
         // The number of entries of the file system is not known.
         let unknown = Space { entries: 0, entries_free: 0, ..space };
         let within = within_quota(unknown, &quota(Some(12), None));

@@ -75,18 +75,15 @@ impl FileState {
     }
 
     /// Ends the use by an open file. After the last use, the writes that could not be sent are
-    /// kept, to be sent later, or discarded, because each close has returned the error.
-    pub(crate) fn closed(&mut self, keeps_unsent: bool) {
+    /// discarded: each close has returned the error.
+    pub(crate) fn closed(&mut self) {
         self.open -= 1;
-        if self.open == 0 && !keeps_unsent {
-            self.sent();
-        }
         self.forget_if_closed();
     }
 
-    /// Forgets the inode if the file is not open and has no writes to be sent later.
+    /// Forgets the inode if the file is not open.
     pub(crate) fn forget_if_closed(&mut self) {
-        if self.open == 0 && self.unsent().is_none() {
+        if self.open == 0 {
             *self = FileState::default();
         }
     }

@@ -13,6 +13,7 @@ use crate::certificate::Certificate;
 use crate::entry::Timestamp;
 use crate::files::TableFiles;
 use crate::image::{Addition, Image};
+use crate::limits::of_file_system;
 use crate::names::Names;
 use crate::pinned_tables::TablePins;
 use crate::submitted::open_submitted;
@@ -181,7 +182,8 @@ pub(crate) fn commit(
     for _ in 0..REPETITIONS {
         // The verification needs no lock: the tables of the image never change.
         let base = Base::of(&mut write_lock(image).0)?;
-        let verdicts = verify_all(&records, base, Verifiers { auxiliary, changes, now: clock().into() })?;
+        let verifiers = Verifiers { auxiliary, changes, now: clock().into() };
+        let verdicts = verify_all(&records, base, verifiers).map_err(of_file_system)?;
         let mut names = write_lock(image);
         if !names.0.is_changed_since(verdicts.change, verdicts.dirs.iter().copied()) {
             return end(&mut names.0, &records, verdicts, marker);
@@ -189,7 +191,8 @@ pub(crate) fn commit(
     }
     let mut names = write_lock(image);
     let base = Base::of(&mut names.0)?;
-    let verdicts = verify_all(&records, base, Verifiers { auxiliary: None, changes, now: clock().into() })?;
+    let verifiers = Verifiers { auxiliary: None, changes, now: clock().into() };
+    let verdicts = verify_all(&records, base, verifiers).map_err(of_file_system)?;
     end(&mut names.0, &records, verdicts, marker)
 }
 
@@ -323,7 +326,7 @@ fn end(
             // A batch whose parts were all discarded has no verdict.
             let usage = addition.usage.get_or_insert_default();
             image.check_limits(Some(records.batch.number), usage)?;
-            add(image, now, addition, &entries, conflicts)
+            add(image, now, addition, &entries, conflicts).map_err(of_file_system)
         }
     }
 }
@@ -343,7 +346,9 @@ fn prepare(
     check_reserved_dirs(image, &batch, dirs.len() + changed_dirs.len())?;
     let prepared = Prepared { marker: marker.clone(), entries, tables, changed_dirs, dirs };
     let record = BatchRecord { state: BatchState::Prepared(Box::new(prepared)), ..batch };
-    image.prepare(&record, &usage.unwrap_or_default())?;
+    let usage = usage.unwrap_or_default();
+    image.check_limits(Some(record.number), &usage)?;
+    image.prepare(&record, &usage).map_err(of_file_system)?;
     Ok(record)
 }
 

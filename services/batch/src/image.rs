@@ -16,7 +16,7 @@ use crate::files::TableFiles;
 use crate::image_copy::{ImageCopy, check_length_at_begin};
 use crate::initial::InitialTables;
 use crate::key::{Key, split};
-use crate::limits::{LimitChange, Limits, Quota, QuotaSubject};
+use crate::limits::{LimitChange, Limits, Quota, QuotaSubject, of_file_system};
 use crate::merge::{Merge, Source, list_merged};
 use crate::names::Names;
 use crate::pinned_tables::{PinnedTables, TablePins};
@@ -290,8 +290,11 @@ impl Image {
         self.files.put_copy(&copy.encode())?;
         let mut commit = Commit::new();
         put_limits(&mut commit, &limits);
-        self.store.commit(commit)?;
-        self.store.sync()?;
+        if let Err(error) = self.store.commit(commit).and_then(|()| self.store.sync()) {
+            // The next open replaces a copy with other limits, if this fails as well.
+            let _ = self.write_copy(&self.description, &[]);
+            return Err(error);
+        }
         self.limits = limits;
         Ok(())
     }
@@ -450,12 +453,10 @@ impl Image {
     ///
     /// # Errors
     /// `Busy` if another prepared batch depends on a directory that this one changes, or this one
-    /// on a directory that the other one changes; `Quota` if a limit would be exceeded; the errors
-    /// of files and commits.
+    /// on a directory that the other one changes; the errors of files and commits.
     pub(crate) fn prepare(&mut self, record: &BatchRecord, usage: &UsageChanges) -> Result<()> {
         let BatchState::Prepared(prepared) = &record.state else { return self.put_batch(record) };
         self.reservations.check_new(record.number, prepared)?;
-        self.check_limits(Some(record.number), usage)?;
         for table in &prepared.tables {
             open_table(&*self.files, &self.cache, table)?;
         }
@@ -725,7 +726,7 @@ impl Entries for Image {
     fn apply(&mut self, changes: Vec<KeyChange>) -> Result<()> {
         let usage = self.usage_of(&changes)?;
         self.check_limits(None, &usage)?;
-        self.apply_counted(changes, &usage)
+        self.apply_counted(changes, &usage).map_err(of_file_system)
     }
 
     fn new_inode(&mut self) -> Result<u64> {

@@ -88,6 +88,16 @@ pub(crate) struct Limits {
     users: BTreeMap<u32, Limit>,
 }
 
+/// Returns the error of a file or of a commit. A quota of the shared file system is no limit of the
+/// store: the operation can have taken effect, and a user other than the owner of the store can do
+/// nothing about it.
+pub(crate) fn of_file_system(error: Error) -> Error {
+    match error.kind {
+        ErrorKind::Quota => Error { kind: ErrorKind::NoSpace, ..error },
+        _ => error,
+    }
+}
+
 impl NumberChange {
     fn applied_to(self, number: Option<u64>) -> Option<u64> {
         match self {
@@ -102,17 +112,18 @@ impl Limits {
     /// Returns the limits after a change.
     ///
     /// # Errors
-    /// `InvalidInput` for a limit of root; `NoSpace` if too many users have limits of their own.
+    /// `InvalidInput` for a limit of root, and if too many users have limits of their own.
     pub(crate) fn changed(&self, subject: QuotaSubject, change: LimitChange) -> Result<Limits> {
-        let failed = |kind, reason: String| {
-            Err(Error { source: Some(reason.into()), ..Error::new(kind, "set the limit of", "") })
+        let refused = |reason: String| {
+            let error = Error::new(ErrorKind::InvalidInput, "set a limit", "");
+            Err(Error { source: Some(reason.into()), ..error })
         };
         let mut limits = self.clone();
         let limit = match subject {
             QuotaSubject::Store => &mut limits.store,
             QuotaSubject::EachUser => &mut limits.each_user,
             QuotaSubject::User(SUPERUSER) => {
-                return failed(ErrorKind::InvalidInput, "root has no limit".into());
+                return refused("the limits of users do not apply to root".into());
             }
             QuotaSubject::User(uid) => limits.users.entry(uid).or_default(),
         };
@@ -126,9 +137,7 @@ impl Limits {
         limits.users.retain(|_, limit| *limit != Limit::default());
         match limits.users.len() <= USERS_MAX {
             true => Ok(limits),
-            false => {
-                failed(ErrorKind::NoSpace, format!("{USERS_MAX} users have limits of their own already"))
-            }
+            false => refused(format!("{USERS_MAX} users have limits of their own already")),
         }
     }
 
@@ -165,8 +174,8 @@ impl Limits {
         Quota { subject: QuotaSubject::Store, usage: usage.total(), limit: self.store }
     }
 
-    /// Returns the use and the limits of the store, of each user, and of each user who has a use or
-    /// a limit, in this order. The limit of a user is the one that is set for this user.
+    /// Returns the use and the limit of the store, the common limit of users, and the use and the
+    /// own limit of each user who has one of them, in this order.
     pub(crate) fn quotas(&self, usage: &UsageOfUsers) -> Vec<Quota> {
         let each = Quota { subject: QuotaSubject::EachUser, usage: Usage::default(), limit: self.each_user };
         let mut users: BTreeMap<u32, Quota> = BTreeMap::new();

@@ -75,9 +75,14 @@ impl MemTable {
         if let Some(found) = self.find(key) {
             let record = &mut self.records[found as usize];
             if value.len() > record.capacity_bytes as usize {
+                // A value that grows again, as that of a file to which a program appends, gets
+                // twice the space, so all its copies together have at most four times its size.
+                let space = 2 * record.capacity_bytes as usize;
+                let capacity = value.len().max(space.min(BYTES_MAX - self.bytes.len()));
                 record.value_at = self.bytes.len() as u32;
-                record.capacity_bytes = value.len() as u32;
+                record.capacity_bytes = capacity as u32;
                 self.bytes.extend_from_slice(value);
+                self.bytes.resize(record.value_at as usize + capacity, 0);
             } else {
                 let at = record.value_at as usize;
                 self.bytes[at..at + value.len()].copy_from_slice(value);

@@ -402,8 +402,8 @@ impl Primary {
         }
     }
 
-    /// Returns the use and the limit of the store, the limit for each user, and the use and the
-    /// limit of each user who has one of them, in the order of the users.
+    /// Returns the use and the limit of the store, the common limit of users, and the use and the
+    /// own limit of each user who has one of them, in the order of the users.
     pub fn quotas(&self) -> Vec<Quota> {
         read_lock(&self.image).0.quotas()
     }
@@ -411,8 +411,8 @@ impl Primary {
     /// Changes a limit of the use. A limit below the present use refuses increases only.
     ///
     /// # Errors
-    /// `InvalidInput` for a limit of root; `NoSpace` if too many users have limits of their own;
-    /// the errors of files and commits. Then the limits are as before.
+    /// `InvalidInput` for a limit of root, and if too many users have limits of their own; the
+    /// errors of files and commits. Then the limits are as before.
     pub fn set_limit(&self, subject: QuotaSubject, change: LimitChange) -> Result<()> {
         write_lock(&self.image).0.set_limit(subject, change)
     }

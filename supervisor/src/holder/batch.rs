@@ -209,9 +209,8 @@ impl Content for Batch {
         true
     }
 
-    /// Returns true: the end of the batch sends the files that could not be sent when they were
-    /// closed.
-    fn defers_closes(&self) -> bool {
+    /// Returns true: a write changes the private name space at once.
+    fn publishes_writes(&self) -> bool {
         true
     }
 

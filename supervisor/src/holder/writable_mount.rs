@@ -45,9 +45,8 @@ pub trait Content: Send + Sync {
         false
     }
 
-    /// Returns whether close(2) does not wait for the file system: no other mount shows the files
-    /// before [`end`](Self::end), which returns the errors of all of them.
-    fn defers_closes(&self) -> bool {
+    /// Returns whether a write is published, and its errors are returned, before write(2) returns.
+    fn publishes_writes(&self) -> bool {
         false
     }
 
@@ -125,7 +124,7 @@ impl WritableMount {
             threads: context.plan.threads.into(),
             allow_other,
             exclusive: content.is_exclusive(),
-            defers_closes: content.defers_closes(),
+            publishes_writes: content.publishes_writes(),
             read_only: content.is_read_only(),
             locks: options.locks,
             source: mount_source(options.source),

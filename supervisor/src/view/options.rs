@@ -56,7 +56,7 @@ impl ViewOptions<'_> {
             dev: self.trees.dev,
             direct: false,
             exclusive: false,
-            defers_closes: false,
+            publishes_writes: false,
             read_only: false,
             locks: quell_fuse::LockKeeper::Kernel,
             source: self.source_name.clone(),
