@@ -502,7 +502,7 @@ impl Container {
             return Ok(dir);
         }
         let object = self.object.as_ref().expect("a file without a directory is an object");
-        if self.is_removed.load(Ordering::Relaxed) {
+        if self.is_removed.load(Ordering::Relaxed) && !object.has_name()? {
             self.create_in_trash(object)?;
         } else {
             match self.create_or_open_in_parts(object) {
