@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::stage::{Mounted, Stage, eventually, has, is_root, send, words};
+use crate::stage::{Ended, Mounted, Stage, eventually, has, is_root, send, words};
 use crate::trees::{TRUNCATE_WITH_SET_ID, permissions_after_truncation};
 
 /// Returns whether this user can mount.
@@ -41,6 +41,11 @@ impl Stage {
         Mounted::at(self, point)
     }
 
+    /// Runs `quell batch quota` with these options.
+    fn quota(&self, store: &Path, options: &[&str]) -> Ended {
+        self.run(self.quell().args(words(&[&"batch", &"quota", &store])).args(options))
+    }
+
     /// Returns the batches of a store, as `quell batch status --json` prints them.
     pub fn batches(&self, store: &Path) -> Vec<Value> {
         let printed = self.run(self.quell().args(words(&[&"batch", &"status", &store, &"--json"]))).expect(0);
@@ -56,11 +61,7 @@ fn the_files_and_bytes_of_users_are_listed() {
     }
     let stage = Stage::new();
     let store = stage.batch_store();
-    let quota = |options: &[&str]| {
-        let mut command = stage.quell();
-        command.args(words(&[&"batch", &"quota", &store])).args(options);
-        stage.run(&mut command).expect(0).text()
-    };
+    let quota = |options: &[&str]| stage.quota(&store, options).expect(0).text();
     let user = rustix::process::getuid().as_raw();
     let used = |files: u64, bytes: u64| {
         serde_json::json!({
@@ -92,14 +93,10 @@ fn operations_beyond_the_limit_of_a_store_fail_with_edquot() {
     }
     let stage = Stage::new();
     let store = stage.batch_store();
-    let quota = |options: &[&str]| {
-        let mut command = stage.quell();
-        command.args(words(&[&"batch", &"quota", &store])).args(options);
-        stage.run(&mut command)
-    };
+    let quota = |options: &[&str]| stage.quota(&store, options).expect(0).text();
     const EDQUOT: Errno = Errno::DQUOT;
     let errno = |result: std::io::Result<()>| result.map_err(|error| Errno::from_io_error(&error).unwrap());
-    assert_eq!(quota(&["--whole-store", "--files", "4", "--bytes", "1M"]).expect(0).text(), "");
+    assert_eq!(quota(&["--whole-store", "--files", "4", "--bytes", "1M"]), "");
     // Other processes find the server of the mount, and change the limits of the mounted store.
     let mounted = stage.mount_batch(&store, &[], "mount");
     let path = |name: &str| mounted.point.join(name);
@@ -130,11 +127,11 @@ fn operations_beyond_the_limit_of_a_store_fail_with_edquot() {
     fs::write(mounted.point.join("e"), "").unwrap();
     let (code, error) = mounted.unmounted();
     assert!(code != Some(0) && error.contains("the store would have 5 inodes; the limit is 4"), "{error}");
-    assert_eq!(quota(&["--whole-store", "--files", "none"]).expect(0).text(), "");
+    assert_eq!(quota(&["--whole-store", "--files", "none"]), "");
     stage.run(stage.quell().args(words(&[&"batch", &"commit", &store, &"1"]))).expect(0);
     let user = rustix::process::getuid().as_raw();
     let listed = format!("whole store  5 files, 1000 B; at most 1.00 MiB\n{user:>11}  5 files, 1000 B\n");
-    assert_eq!(quota(&[]).expect(0).text(), listed);
+    assert_eq!(quota(&[]), listed);
 }
 
 #[test]

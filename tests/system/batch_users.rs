@@ -215,14 +215,12 @@ fn a_member_commits_a_batch_beyond_a_limit_later_together_with_blobs() {
     let store = fixture.store.to_str().unwrap();
     let theirs = fixture.mount(OWNER, "", &[], "mount");
     fixture.sh(OWNER, "mkdir -m 777 mount/open").expect(0);
-    let limit = |files: &str| ["batch", "quota", store, "--each-user", "--files", files].map(str::to_owned);
-    let quota = |uid, arguments: &[String]| {
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let limit = |uid, files: &str| {
+        let arguments = ["batch", "quota", store, "--each-user", "--files", files, "--trust-owner", "1"];
         fixture.quell(uid, &arguments)
     };
-    quota(OWNER, &limit("2")).expect(0);
-    let trusting = |files: &str| [&limit(files)[..], &["--trust-owner", "1"].map(str::to_owned)].concat();
-    quota(USER, &trusting("9")).expect(3).says("only the owner of the store can set limits");
+    limit(OWNER, "2").expect(0);
+    limit(USER, "9").expect(3).says("only the owner of the store can set limits");
     let batch = fixture.mount(USER, "open", &["--mode", "batch"], "batch");
     fixture.sh(USER, "echo a > batch/a && echo b > batch/b && echo c > batch/c").expect(0);
     let refused = fixture.umount(USER, &batch);
@@ -236,7 +234,7 @@ fn a_member_commits_a_batch_beyond_a_limit_later_together_with_blobs() {
         (&"open".into(), "")
     );
     let number = listed["batches"][0]["number"].to_string();
-    quota(OWNER, &limit("3")).expect(0);
+    limit(OWNER, "3").expect(0);
     let document = r#"{"store": "blobs", "operations": [{"operation": "create", "blob": "runs/7"}]}"#;
     let commit = format!(
         "echo '{document}' > blobs.json && {} batch commit --trust-owner 1 --blobs blobs.json {store} {number}",

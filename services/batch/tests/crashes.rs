@@ -23,7 +23,7 @@ use quell_testkit::Random;
 use quell_vfs::{Error, ErrorKind, Result};
 
 use stores::operations::{Operation, operation};
-use stores::{FILE, NEW, NOW, UnsyncedFiles, proof_form, tables, tree};
+use stores::{FILE, NEW, NOW, NoAuxiliary, UnsyncedFiles, proof_form, tables, tree};
 
 /// The number of cases: the value of the variable `QUELL_HISTORIES`, or 300.
 fn cases() -> u64 {
@@ -299,15 +299,6 @@ impl Auxiliary for AuxiliaryServer {
         }
         *self.verified.lock().unwrap() += 1;
         Ok(Some(verdict))
-    }
-}
-
-/// A primary server without auxiliary servers.
-struct NoAuxiliary;
-
-impl Auxiliary for NoAuxiliary {
-    fn verify(&self, _: &VerificationTask) -> Result<Option<Verdict>> {
-        Ok(None)
     }
 }
 

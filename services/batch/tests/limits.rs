@@ -7,9 +7,8 @@ use std::fs::File;
 use std::sync::Arc;
 
 use quell_batch_service::{
-    Auxiliary, BatchRecord, BatchState, Image, InodeChange, LimitChange, Marker, NameSpace, NewNode,
-    NumberChange, Primary, Quota, QuotaSubject, ROOT, SubmittedVisitor, TableDir, UNLIMITED, Usage, Verdict,
-    VerificationTask,
+    BatchState, Image, InodeChange, LimitChange, NameSpace, NewNode, NumberChange, Primary, Quota,
+    QuotaSubject, ROOT, TableDir, UNLIMITED, Usage,
 };
 use quell_kv::MemoryStore;
 use quell_testkit::Random;
@@ -20,14 +19,6 @@ use stores::{FILE, Fixture, LATER, NEW, NOW, Open, USER, content, make_dir, make
 
 const OTHER: u32 = USER + 1;
 const OF_USER: QuotaSubject = QuotaSubject::User(USER);
-
-struct NoAuxiliary;
-
-impl Auxiliary for NoAuxiliary {
-    fn verify(&self, _: &VerificationTask) -> Result<Option<Verdict>> {
-        Ok(None)
-    }
-}
 
 fn set(primary: &Primary, subject: QuotaSubject, inodes: NumberChange, bytes: NumberChange) {
     primary.set_limit(subject, LimitChange { inodes, bytes }).unwrap();
@@ -222,17 +213,6 @@ fn the_parts_of_a_batch_count_together() {
     fixture.commit_parts(batch, &parts).unwrap();
 }
 
-fn marker(blob: &str) -> Marker {
-    Marker { location: "dir:/blobs".into(), blob: blob.into() }
-}
-
-fn prepare(fixture: &Fixture, batch: &Open, blob: &str) -> Result<BatchRecord> {
-    let certificate = fixture.certificate(batch);
-    let changes = |_, visit: &mut SubmittedVisitor<'_>| visit(&certificate, &*batch.files);
-    let guard = fixture.primary.lock_commit(batch.record.number);
-    fixture.primary.prepare_by(&NoAuxiliary, &guard, &changes, &marker(blob))
-}
-
 #[test]
 fn a_prepared_batch_counts_until_it_is_rolled_back_and_can_always_be_published() {
     let fixture = Fixture::new();
@@ -244,22 +224,21 @@ fn a_prepared_batch_counts_until_it_is_rolled_back_and_can_always_be_published()
     for name in ["a", "b", "c"] {
         make_file(&batch.names, run, name);
     }
-    assert_refused(prepare(&fixture, &batch, "one"), "would have 6 inodes; the limit is 5");
+    assert_refused(fixture.prepare(&batch, "one"), "would have 6 inodes; the limit is 5");
     batch.names.remove(run, b"c", LATER).unwrap();
-    prepare(&fixture, &batch, "one").unwrap();
+    fixture.prepare(&batch, "one").unwrap();
     let create_beside = || master.create(other, b"mine", NewNode::File, FILE, NOW).map(drop);
     assert_refused(create_beside(), "user 1000 would have 6 inodes; the limit is 5");
     master.create(other, b"of another user", NewNode::File, NewEntry { uid: OTHER, ..FILE }, NOW).unwrap();
     let second = master.create(other, b"second", NewNode::File, NewEntry { uid: OTHER, ..FILE }, NOW);
     assert_refused(second, "the store would have 7 inodes; the limit is 6");
-    let number = batch.record.number;
-    primary.roll_back(&primary.lock_commit(number), "one").unwrap();
+    fixture.roll_back(&batch, "one").unwrap();
     create_beside().unwrap();
     master.remove(other, b"mine", LATER).unwrap();
-    prepare(&fixture, &batch, "two").unwrap();
+    fixture.prepare(&batch, "two").unwrap();
     // The transaction of its marker may be committed, so a lower limit does not refuse it.
     limit_inodes(primary, OF_USER, 1);
-    primary.publish(&primary.lock_commit(number), "two").unwrap();
+    fixture.publish(&batch, "two").unwrap();
     assert_eq!(usage_of(primary, OF_USER).inodes, 5);
     assert_refused(create_beside(), "user 1000 would have 6 inodes; the limit is 1");
     fixture.check("at the end");
@@ -277,7 +256,7 @@ fn limits_and_the_use_of_prepared_batches_are_there_after_the_store_is_opened_ag
     let [run, other] = ["run", "other"].map(|name| make_dir(&*fixture.master(), ROOT, name));
     let batch = fixture.begin_as(USER, run, false).unwrap();
     make_file(&batch.names, run, "new");
-    prepare(&fixture, &batch, "one").unwrap();
+    fixture.prepare(&batch, "one").unwrap();
     limit_inodes(&fixture.primary, OF_USER, 4);
     limit_bytes(&fixture.primary, QuotaSubject::EachUser, 100);
     set(&fixture.primary, QuotaSubject::User(OTHER), NumberChange::Keep, NumberChange::Set(UNLIMITED));

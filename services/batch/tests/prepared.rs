@@ -5,42 +5,11 @@ mod stores;
 use std::fs::File;
 use std::sync::Arc;
 
-use quell_batch_service::{
-    Auxiliary, BatchRecord, BatchState, Image, Marker, NameSpace, NewNode, Primary, ROOT, TableDir,
-    TableFiles, Verdict, VerificationTask,
-};
+use quell_batch_service::{BatchState, Image, NameSpace, NewNode, Primary, ROOT, TableDir, TableFiles};
 use quell_kv::MemoryStore;
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 
-use stores::{FILE, Fixture, LATER, NEW, NOW, Open, make_dir, make_file, tables, tree};
-
-struct NoAuxiliary;
-
-impl Auxiliary for NoAuxiliary {
-    fn verify(&self, _: &VerificationTask) -> Result<Option<Verdict>> {
-        Ok(None)
-    }
-}
-
-fn marker(blob: &str) -> Marker {
-    Marker { location: "dir:/blobs".into(), blob: blob.into() }
-}
-
-fn prepare(fixture: &Fixture, batch: &Open, blob: &str) -> Result<BatchRecord> {
-    let certificate = fixture.certificate(batch);
-    let guard = fixture.primary.lock_commit(batch.record.number);
-    let changes =
-        |_, visit: &mut quell_batch_service::SubmittedVisitor<'_>| visit(&certificate, &*batch.files);
-    fixture.primary.prepare_by(&NoAuxiliary, &guard, &changes, &marker(blob))
-}
-
-fn publish(fixture: &Fixture, batch: &Open, blob: &str) -> Result<BatchRecord> {
-    fixture.primary.publish(&fixture.primary.lock_commit(batch.record.number), blob)
-}
-
-fn roll_back(fixture: &Fixture, batch: &Open, blob: &str) -> Result<BatchRecord> {
-    fixture.primary.roll_back(&fixture.primary.lock_commit(batch.record.number), blob)
-}
+use stores::{FILE, Fixture, LATER, NEW, NOW, make_dir, make_file, marker, tables, tree};
 
 fn assert_busy<T: std::fmt::Debug>(result: Result<T, Error>, reason: &str) {
     let error = result.unwrap_err();
@@ -58,7 +27,7 @@ fn a_prepared_batch_is_invisible_and_reserves_its_directories_until_it_is_publis
     make_file(&batch.names, run, "new");
     batch.names.remove(run, b"old", LATER).unwrap();
     let before = tree(&*master);
-    let prepared = prepare(&fixture, &batch, "one").unwrap();
+    let prepared = fixture.prepare(&batch, "one").unwrap();
     assert!(matches!(&prepared.state, BatchState::Prepared(prepared) if prepared.marker == marker("one")));
     assert_eq!(tree(&*master), before);
     // Its tables are not garbage, and it can be ended by its transaction only.
@@ -67,7 +36,7 @@ fn a_prepared_batch_is_invisible_and_reserves_its_directories_until_it_is_publis
     assert_busy(fixture.commit(&batch), "it is prepared");
     assert_busy(fixture.primary.abort(number), "it is prepared");
     assert_busy(fixture.primary.submit(number), "it is prepared");
-    assert_busy(prepare(&fixture, &batch, "two"), "it is prepared");
+    assert_busy(fixture.prepare(&batch, "two"), "it is prepared");
     assert_busy(fixture.begin_as(stores::USER, ROOT, false).map(drop), "is prepared, and changes");
     // Others read its directories, and change other directories only.
     for (result, name) in [
@@ -80,16 +49,16 @@ fn a_prepared_batch_is_invisible_and_reserves_its_directories_until_it_is_publis
         assert_eq!(tree(&*master), before, "{name}");
     }
     make_file(&*master, other, "free");
-    assert_busy(publish(&fixture, &batch, "two"), "prepared by another commit");
-    publish(&fixture, &batch, "one").unwrap();
+    assert_busy(fixture.publish(&batch, "two"), "prepared by another commit");
+    fixture.publish(&batch, "one").unwrap();
     assert_eq!(
         tree(&*master),
         ["/ 755 4", "/other/ 755 2", "/other/free 644 1 ", "/run/ 755 2", "/run/new 644 1 "]
     );
     make_file(&*master, run, "later");
     // A repeated request has the same result.
-    assert!(matches!(publish(&fixture, &batch, "one").unwrap().state, BatchState::Committed { .. }));
-    assert_eq!(roll_back(&fixture, &batch, "one").unwrap_err().kind, ErrorKind::InvalidInput);
+    assert!(matches!(fixture.publish(&batch, "one").unwrap().state, BatchState::Committed { .. }));
+    assert_eq!(fixture.roll_back(&batch, "one").unwrap_err().kind, ErrorKind::InvalidInput);
     fixture.check("after the commit");
 }
 
@@ -99,20 +68,20 @@ fn a_batch_that_was_rolled_back_is_open_and_can_be_prepared_again() {
     let master = fixture.master();
     let batch = fixture.begin();
     make_file(&batch.names, ROOT, "new");
-    assert_eq!(publish(&fixture, &batch, "one").unwrap_err().kind, ErrorKind::InvalidInput);
-    let first = prepare(&fixture, &batch, "one").unwrap();
-    assert_eq!(prepare(&fixture, &batch, "one").unwrap(), first, "a repeated request has the same result");
+    assert_eq!(fixture.publish(&batch, "one").unwrap_err().kind, ErrorKind::InvalidInput);
+    let first = fixture.prepare(&batch, "one").unwrap();
+    assert_eq!(fixture.prepare(&batch, "one").unwrap(), first, "a repeated request has the same result");
     for _ in 0..2 {
-        assert_eq!(roll_back(&fixture, &batch, "one").unwrap().state, BatchState::Open);
+        assert_eq!(fixture.roll_back(&batch, "one").unwrap().state, BatchState::Open);
     }
     // The directory is free again, also for a name that is then in conflict.
     make_file(&*master, ROOT, "new");
-    assert_busy(prepare(&fixture, &batch, "two"), "1 conflicts");
+    assert_busy(fixture.prepare(&batch, "two"), "1 conflicts");
     master.remove(ROOT, b"new", LATER).unwrap();
-    prepare(&fixture, &batch, "three").unwrap();
+    fixture.prepare(&batch, "three").unwrap();
     // A request of an earlier attempt that arrives late changes nothing.
-    assert_busy(roll_back(&fixture, &batch, "one"), "prepared by another commit");
-    publish(&fixture, &batch, "three").unwrap();
+    assert_busy(fixture.roll_back(&batch, "one"), "prepared by another commit");
+    fixture.publish(&batch, "three").unwrap();
     assert_eq!(tree(&*master), ["/ 755 2", "/new 644 1 "]);
     fixture.check("after the commit");
 }
@@ -123,7 +92,7 @@ fn a_submitted_batch_is_not_prepared() {
     let batch = fixture.begin();
     make_file(&batch.names, ROOT, "new");
     fixture.primary.submit(batch.record.number).unwrap();
-    let refused = prepare(&fixture, &batch, "one").unwrap_err();
+    let refused = fixture.prepare(&batch, "one").unwrap_err();
     assert!(refused.to_string().contains("it is submitted"), "{refused}");
     fixture.commit(&batch).unwrap();
 }
@@ -138,13 +107,13 @@ fn prepared_batches_are_published_in_any_order() {
         for (dir, batch) in dirs.iter().zip(&batches) {
             make_file(&batch.names, *dir, "file");
         }
-        prepare(&fixture, &batches[0], "a").unwrap();
-        prepare(&fixture, &batches[1], "b").unwrap();
+        fixture.prepare(&batches[0], "a").unwrap();
+        fixture.prepare(&batches[1], "b").unwrap();
         // A batch without blobs is committed meanwhile.
         fixture.commit(&batches[2]).unwrap();
         let order = if is_reversed { [1, 0] } else { [0, 1] };
         for at in order {
-            publish(&fixture, &batches[at], ["a", "b"][at]).unwrap();
+            fixture.publish(&batches[at], ["a", "b"][at]).unwrap();
         }
         assert_eq!(tree(&*master).iter().filter(|line| line.contains("/file")).count(), 3);
         fixture.check("after the commits");
@@ -162,7 +131,7 @@ fn the_reservation_and_the_tables_are_there_after_the_store_is_opened_again() {
         Fixture { primary: open(&store), directory: tempfile::tempdir().unwrap(), ..Fixture::new() };
     let batch = fixture.begin();
     make_file(&batch.names, ROOT, "new");
-    prepare(&fixture, &batch, "one").unwrap();
+    fixture.prepare(&batch, "one").unwrap();
     let number = batch.record.number;
     drop(fixture);
     let lost = Arc::new(MemoryStore::new());
@@ -194,9 +163,9 @@ fn a_batch_that_could_not_be_prepared_reserves_nothing() {
     let copy = fixture.directory.path().join("image/image");
     std::fs::remove_file(&copy).unwrap();
     std::fs::create_dir(&copy).unwrap();
-    prepare(&fixture, &batch, "one").unwrap_err();
+    fixture.prepare(&batch, "one").unwrap_err();
     std::fs::remove_dir(&copy).unwrap();
-    assert_eq!(roll_back(&fixture, &batch, "one").unwrap().state, BatchState::Open);
+    assert_eq!(fixture.roll_back(&batch, "one").unwrap().state, BatchState::Open);
     make_file(&*master, run, "meanwhile");
     fixture.primary.abort(batch.record.number).unwrap();
     make_file(&*master, run, "later");

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, BatchState, Certificate, Conflict, Content, DataChange, Entry, FIRST_INODE,
-    FoundNode, Image, InitialEntries, Inode, InodeChange, Key, MEMORY_BYTES, NameSpace, Names, NewBatch,
-    NewNode, NewPart, Place, Primary, PrivateEntries, ProofForm, Quota, QuotaSubject, ROOT, TableDir,
-    TableFiles, Usage,
+    Auxiliary, BatchCaller, BatchRecord, BatchState, Certificate, Conflict, Content, DataChange, Entry,
+    FIRST_INODE, FoundNode, Image, InitialEntries, Inode, InodeChange, Key, MEMORY_BYTES, Marker, NameSpace,
+    Names, NewBatch, NewNode, NewPart, Place, Primary, PrivateEntries, ProofForm, Quota, QuotaSubject, ROOT,
+    SubmittedVisitor, TableDir, TableFiles, Usage, Verdict, VerificationTask,
 };
 use quell_kv::MemoryStore;
 use quell_vfs::{Kind, NewEntry, Result, Time};
@@ -138,6 +138,22 @@ impl Fixture {
         })
     }
 
+    /// Verifies a batch, and prepares it for a transaction with this marker.
+    pub fn prepare(&self, batch: &Open, blob: &str) -> Result<BatchRecord> {
+        let certificate = self.certificate(batch);
+        let changes = |_, visit: &mut SubmittedVisitor<'_>| visit(&certificate, &*batch.files);
+        let guard = self.primary.lock_commit(batch.record.number);
+        self.primary.prepare_by(&NoAuxiliary, &guard, &changes, &marker(blob))
+    }
+
+    pub fn publish(&self, batch: &Open, blob: &str) -> Result<BatchRecord> {
+        self.primary.publish(&self.primary.lock_commit(batch.record.number), blob)
+    }
+
+    pub fn roll_back(&self, batch: &Open, blob: &str) -> Result<BatchRecord> {
+        self.primary.roll_back(&self.primary.lock_commit(batch.record.number), blob)
+    }
+
     /// Returns the conflicts of a batch that is committed.
     pub fn conflicts_of(&self, batch: u64) -> Vec<Conflict> {
         let mut found = Vec::new();
@@ -181,6 +197,19 @@ impl Fixture {
         );
         found
     }
+}
+
+/// A primary server without auxiliary servers.
+pub struct NoAuxiliary;
+
+impl Auxiliary for NoAuxiliary {
+    fn verify(&self, _: &VerificationTask) -> Result<Option<Verdict>> {
+        Ok(None)
+    }
+}
+
+pub fn marker(blob: &str) -> Marker {
+    Marker { location: "dir:/blobs".into(), blob: blob.into() }
 }
 
 /// Returns the use of each user.
