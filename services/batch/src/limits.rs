@@ -1,6 +1,6 @@
 //! The limits of the use of a store (decision 56).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use quell_vfs::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ const SUPERUSER: u32 = 0;
 pub enum QuotaSubject {
     /// All inodes of the store.
     Store,
-    /// The inodes of each user who has no limit of their own, except root.
+    /// The inodes of each user without a limit of their own, except root.
     EachUser,
     /// The inodes of a user.
     User(u32),
@@ -162,9 +162,14 @@ impl Limits {
         self.store.check(&|| "the store".into(), usage.total().with(reserved(None)), changes.total())
     }
 
+    /// Returns the limit that is set for a user.
+    fn own(&self, uid: u32) -> Limit {
+        self.users.get(&uid).copied().unwrap_or_default()
+    }
+
     /// Returns the limit that applies to a user.
     fn of_user(&self, uid: u32) -> Limit {
-        let own = self.users.get(&uid).copied().unwrap_or_default();
+        let own = self.own(uid);
         let Limit { inodes, bytes } = self.each_user;
         Limit { inodes: own.inodes.or(inodes), bytes: own.bytes.or(bytes) }
     }
@@ -174,17 +179,15 @@ impl Limits {
         Quota { subject: QuotaSubject::Store, usage: usage.total(), limit: self.store }
     }
 
-    /// Returns the use and the limit of the store, the common limit of users, and the use and the
-    /// own limit of each user who has one of them, in this order.
+    /// Returns the use and the limit of the store, the common limit of users, and then, for each
+    /// user with a use or an own limit, both of them.
     pub(crate) fn quotas(&self, usage: &UsageOfUsers) -> Vec<Quota> {
         let each = Quota { subject: QuotaSubject::EachUser, usage: Usage::default(), limit: self.each_user };
-        let mut users: BTreeMap<u32, Quota> = BTreeMap::new();
-        let of_user = |uid, usage, limit| Quota { subject: QuotaSubject::User(uid), usage, limit };
-        users.extend(usage.iter().map(|(uid, usage)| (uid, of_user(uid, usage, Limit::default()))));
-        for (uid, limit) in &self.users {
-            users.insert(*uid, of_user(*uid, usage.of(*uid), *limit));
-        }
-        [self.quota_of_store(usage), each].into_iter().chain(users.into_values()).collect()
+        let uids: BTreeSet<u32> =
+            usage.iter().map(|(uid, _)| uid).chain(self.users.keys().copied()).collect();
+        let of_user =
+            |uid| Quota { subject: QuotaSubject::User(uid), usage: usage.of(uid), limit: self.own(uid) };
+        [self.quota_of_store(usage), each].into_iter().chain(uids.into_iter().map(of_user)).collect()
     }
 }
 
