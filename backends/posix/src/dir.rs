@@ -363,7 +363,7 @@ pub trait WritableFile: OpenFile {
     ///
     /// # Errors
     ///
-    /// A part of the data may be lost, also if a later call succeeds.
+    /// Some of the data may be lost. The success of a later call does not mean that it was written.
     fn write_back(&self) -> Result<()>;
 
     /// Truncates the file, or extends it with zeros.

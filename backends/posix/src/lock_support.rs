@@ -180,7 +180,8 @@ const MOOSEFS: [&str; 2] = ["mfs#", "mfs\\043"];
 /// the locks of a node that does not answer. NFS before version 4 is not in the list, because its
 /// server keeps the locks of a node that never starts again. FUSE file systems are not in the list,
 /// because Linux does not report to their servers that a descriptor with locks was closed. MooseFS
-/// releases them with the last descriptor of the open file, and is recognized by its source.
+/// is an exception outside this list: its client releases locks with the last descriptor of the
+/// open file. It is recognized by the source of its mount.
 const RELIABLE_LOCKS: [&str; 16] = [
     "bcachefs", "btrfs", "ceph", "ext2", "ext3", "ext4", "f2fs", "gfs2", "gpfs", "lustre", "nfs4", "ocfs2",
     "overlay", "tmpfs", "xfs", "zfs",

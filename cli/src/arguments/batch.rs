@@ -202,7 +202,8 @@ pub struct BatchKeyArgs {
     /// Derive a key for this user (a name or a number).
     #[arg(long, value_name = "USER", value_parser = users::parse, requires = "file", required_unless_present = "install")]
     pub user: Option<u32>,
-    /// The file for the key, which must not exist. Only you get access to it.
+    /// The file for the key. It must not exist, unless --force is passed. Only you get access to
+    /// it.
     #[arg(long, value_name = "FILE", requires = "user")]
     pub file: Option<PathBuf>,
     /// The time from now until the server refuses the key, such as 12h, 30d or "1w 2d" [default: no
@@ -318,8 +319,9 @@ pub struct BatchSnapshotsArgs {
 /// store see their own use.
 ///
 /// An operation that would increase a number above its limit fails with "Disk quota exceeded", and
-/// so does the commit of a batch, which stays open. A limit below the present use is permitted.
-/// The limits of users do not apply to root. df(1) shows the limit of the whole store.
+/// so does the commit of a batch, which stays open. A limit below the present use is permitted. The
+/// limits of users do not apply to files that belong to root. df(1) shows the limit of the whole
+/// store.
 #[derive(Debug, Args)]
 #[command(
     group(ArgGroup::new("subject").requires("numbers").conflicts_with("json")),
@@ -339,7 +341,7 @@ pub struct BatchQuotaArgs {
     /// Set the limit of this user (a name or a number).
     #[arg(long, value_name = "USER", value_parser = users::parse, group = "subject")]
     pub user: Option<u32>,
-    /// Set the limit of each user who has no limit of their own.
+    /// Set the limit of each user without a limit of their own.
     #[arg(long, group = "subject")]
     pub each_user: bool,
     /// Set the limit of all users together.

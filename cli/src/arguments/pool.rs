@@ -76,7 +76,7 @@ pub struct PoolUpArgs {
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// Keep the data in the memory of the nodes instead of in a directory. Each daemon uses at most
-    /// SIZE, a number with the unit M, G or T (such as 4G), at least 16M: seven eighths for data,
+    /// SIZE, a number with a unit such as M, G or T (4G), at least 16M: seven eighths for data,
     /// and one eighth for names and attributes. A write that does not fit fails with ENOSPC.
     /// Requires root, or a system that permits user namespaces.
     #[arg(long, value_name = "SIZE", value_parser = memory_size, conflicts_with = "dir")]

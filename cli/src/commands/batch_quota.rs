@@ -40,7 +40,9 @@ fn change(subject: QuotaSubject, limit: Option<NumberLimit>) -> Result<NumberCha
         Some(NumberLimit::None) => NumberChange::Unset,
         Some(NumberLimit::Default) if is_user => NumberChange::Unset,
         Some(NumberLimit::Default) => {
-            return Err(Failure::wrong_input("`default` is a limit of a user; use `none`"));
+            return Err(Failure::wrong_input(
+                "`default` is possible with --user only; pass `none` to remove the limit",
+            ));
         }
     })
 }

@@ -23,6 +23,9 @@ const LOOKUP_LIMIT: Duration = Duration::from_secs(10);
 /// many, no further user is looked up.
 const BLOCKED_MAX: usize = 4;
 
+/// The reason for which a request is refused when the server ends.
+const SERVER_ENDS: &str = "the server ends; repeat the command when the next server runs";
+
 /// Returns the handler of the requests of a client with the key of a user.
 pub(crate) type UserHandlers = Box<dyn Fn(UserKey) -> Arc<dyn Handler> + Send + Sync>;
 
@@ -117,7 +120,7 @@ impl UserClients {
         Ok(clients)
     }
 
-    /// Returns the function that returns the handler of the requests of a client with a key.
+    /// Returns a function from the key of a client to the handler of its requests.
     pub(crate) fn handlers(&self) -> UserHandlers {
         let shared = self.shared.clone();
         Box::new(move |key| {
@@ -135,7 +138,7 @@ impl UserClients {
         drop(queue);
         self.shared.added.notify_all();
         for Waiting { reply, .. } in waiting {
-            self.shared.refuse(reply, ErrorKind::Busy, "the server ends");
+            self.shared.refuse(reply, ErrorKind::Busy, SERVER_ENDS);
         }
         for thread in self.threads.drain(..) {
             // The panic hook has reported a panic of the thread.
@@ -158,7 +161,7 @@ impl Handler for Requests {
         let mut queue = lock(&shared.queue);
         if queue.is_ending {
             drop(queue);
-            return shared.refuse(reply, ErrorKind::Busy, "the server ends");
+            return shared.refuse(reply, ErrorKind::Busy, SERVER_ENDS);
         }
         queue.waiting.push_back(Waiting { client: client.clone(), request, reply });
         drop(queue);
@@ -200,19 +203,22 @@ impl Shared {
         let UserGroups { gid, groups } = self.groups_of(uid)?;
         if gid != self.group && !groups.contains(&self.group) {
             let reason = format!(
-                "user {uid} is not a member of group {}, which can use the store, on the node of the server",
+                "user {uid} is not a member of group {}, the group of the store, on the node of the server",
                 self.group
             );
             return Err((ErrorKind::PermissionDenied, reason));
         }
-        // The same client at the socket.
+        // The requests are executed as those of a client at the socket with these groups.
         let handler = PeerUser::mapped(uid, gid, groups).and_then(|user| {
             let identity = ClientIdentity { description: b"", has_named_key: false, user: Some(&user) };
             self.workers.handler(identity)
         });
         match handler {
             Some(handler) => Ok(client.handler.get_or_init(|| handler).clone()),
-            None => Err((ErrorKind::PermissionDenied, format!("group {gid} of user {uid} is not accepted"))),
+            None => Err((
+                ErrorKind::PermissionDenied,
+                format!("the server does not accept group {gid} of user {uid}"),
+            )),
         }
     }
 

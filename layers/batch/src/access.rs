@@ -368,9 +368,9 @@ impl StoreAccess {
         }
     }
 
-    /// Returns the use and the limit of the store, the common limit of users, and the use and the
-    /// own limit of each user who has one of them, in the order of the users. A user other than the
-    /// owner of the store gets no use and no own limit of another user.
+    /// Returns the use and the limit of the store, the common limit of users, and then, for each
+    /// user with a use or an own limit, both of them, in the order of the users. A user other than
+    /// the owner of the store gets no use and no own limit of another user.
     ///
     /// # Errors
     /// `Damaged`; the errors of reads.

@@ -120,8 +120,8 @@ impl ServerFiles {
 }
 
 /// Finds the server of a store. Errors: `Unavailable` if no server accepts connections; for a
-/// server over TCP, the errors of the file with the key, and `PermissionDenied` for a user other
-/// than the owner of the store who has no key.
+/// server over TCP, the errors of the file with the key, and `PermissionDenied` for a user without
+/// a key, unless the user is the owner of the store.
 pub(crate) fn find_server(dir: &StoreDir) -> Result<ClientSettings> {
     find_server_with(dir, &|| match dir.owner() {
         Some(_) => read_user_key(dir),
@@ -149,7 +149,9 @@ pub(crate) fn find_primary(dir: &StoreDir) -> Result<ClientSettings> {
 fn find_server_with(dir: &StoreDir, key: &dyn Fn() -> Result<ClientKey>) -> Result<ClientSettings> {
     let unavailable = |cause: &dyn std::fmt::Display| {
         let hint = match dir.owner() {
-            Some(_) => "only the owner of the store can start a server, and with --listen for other nodes",
+            Some(_) => {
+                "ask the owner of the store to start: quell batch serve STORE (with --listen HOST:PORT for other nodes)"
+            }
             None => "start a server with: quell batch serve STORE",
         };
         let reason = format!("{cause}; {hint}");

@@ -38,14 +38,17 @@ pub fn derive_user_key(store: &Path, key: UserKey) -> Result<Vec<u8>> {
     if !dir.is_shared() {
         return refuse(
             ErrorKind::InvalidInput,
-            "only its owner can use it, because it is not one for a group",
+            "it is not a store for a group, so only its owner can use it",
         );
     }
     if key.uid == geteuid().as_raw() {
-        return refuse(ErrorKind::InvalidInput, "the user is its owner, who needs no other key");
+        return refuse(ErrorKind::InvalidInput, "the user owns the store, and uses its file `key`");
     }
     if UserKey::decode(&key.encode()) != Some(key) {
-        return refuse(ErrorKind::InvalidInput, "root and the user 65534 cannot use it over TCP");
+        return refuse(
+            ErrorKind::InvalidInput,
+            "no key is possible for root and for user 65534, the id of unknown users",
+        );
     }
     match ClientKey::read_underived(&dir.file(KEY)) {
         Err(error) if error.kind == ErrorKind::NotFound => refuse(

@@ -57,7 +57,7 @@ pub struct Image {
     /// The directories and the use that prepared batches reserve.
     reservations: Reservations,
     pinned: PinnedTables,
-    /// The use of each user who owns an inode.
+    /// The use of each owner of inodes.
     usage: UsageOfUsers,
     /// The limits of the use.
     limits: Limits,
@@ -270,7 +270,7 @@ impl Image {
         Ok((description.tables, read_batches(store)?))
     }
 
-    /// Returns the use of each user who owns an inode.
+    /// Returns the use of each owner of inodes.
     pub(crate) fn usage(&self) -> &UsageOfUsers {
         &self.usage
     }

@@ -402,8 +402,8 @@ impl Primary {
         }
     }
 
-    /// Returns the use and the limit of the store, the common limit of users, and the use and the
-    /// own limit of each user who has one of them, in the order of the users.
+    /// Returns the use and the limit of the store, the common limit of users, and then, for each
+    /// user with a use or an own limit, both of them, in the order of the users.
     pub fn quotas(&self) -> Vec<Quota> {
         read_lock(&self.image).0.quotas()
     }

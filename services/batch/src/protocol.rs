@@ -176,7 +176,7 @@ pub enum Reply {
         quotas: Vec<Quota>,
         is_last: bool,
     },
-    /// The quota of the store, if it has one.
+    /// The quota of the whole store. `None` if the name space checks no limit before a commit.
     Quota(Option<Quota>),
 }
 

@@ -36,7 +36,7 @@ impl Usage {
     }
 }
 
-/// The use of each user who owns an inode, and the use of all of them.
+/// The use of each owner of inodes, and the use of all owners.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct UsageOfUsers {
     users: BTreeMap<u32, Usage>,

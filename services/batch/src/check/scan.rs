@@ -85,7 +85,7 @@ impl Scan {
     }
 
     /// Reports each user whose counted use differs from the use by the entries. Returns whether
-    /// there is none.
+    /// all counts are right.
     pub(super) fn compare_usage(&self, counted: &UsageOfUsers, report: &mut dyn FnMut(&Problem)) -> bool {
         let of_entries: UsageOfUsers = self.usage.applied_to(&UsageOfUsers::default()).into_iter().collect();
         let users: BTreeSet<u32> = counted.iter().chain(of_entries.iter()).map(|(uid, _)| uid).collect();
