@@ -2,7 +2,7 @@
 
 Each file is written by one process: thousands of small files, the phases of mdtest, four processes
 with small records, and programs that unpack, copy and change files. A plain directory, a log mount
-that creates containers, and one that creates objects (`--new-files object`) take turns, each time on
+that creates objects, and one that creates containers (`--new-files container`) take turns, each time on
 a new ext4 in memory (small_files.py describes why), so the time of a disk is not part of the result.
 On MooseFS each turn has a new directory.
 """
@@ -39,7 +39,7 @@ PROGRAM_BAR = 2.5
 RECORDS_BAR, DBENCH_BAR = 0.7, 0.4
 NAME_BARS = {"ext4": 0.5, "MooseFS": 0.9}
 # The log mounts, each with its options and its name in the rows.
-LOG_MOUNTS = {"containers": ("", ""), "objects": ("--new-files object", ", objects")}
+LOG_MOUNTS = {"objects": ("", ""), "containers": ("--new-files container", ", containers")}
 
 
 class OneWriter:

@@ -275,6 +275,10 @@ impl OpenFile for CountingFile {
         self.inner.sync()
     }
 
+    fn counts_removed_names(&self) -> bool {
+        self.inner.counts_removed_names()
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.inner.descriptor()
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::log::{Fixture, begins_as_objects, walk};
+use crate::log::{CONTAINERS, Fixture, walk};
 use crate::log_fixture;
 use crate::log_sharing::{SMALL_BYTES, process, small_record};
 use crate::skip;
@@ -208,7 +208,7 @@ impl Small {
             return None;
         }
         let mut mount = stage.command("mount");
-        mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "quell-test"]).arg(&path);
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size},mode=755"), "quell-test"]).arg(&path);
         stage.run(&mut mount).expect(0);
         Some(Small { path })
     }
@@ -225,8 +225,15 @@ impl Drop for Small {
 #[test]
 fn a_full_store_is_an_error_until_space_is_freed() {
     let Some(fixture) = Fixture::new() else { return };
-    let Some(small) = Small::new(&fixture.stage, "4m") else { return };
-    let mounted = fixture.mount_with(&[&small.path], &[]);
+    for form in ["container", "object"] {
+        let Some(small) = Small::new(&fixture.stage, "4m") else { return };
+        check_full_store(&fixture, &small, form);
+    }
+}
+
+/// Checks a store in a small file system. New files begin in this form.
+fn check_full_store(fixture: &Fixture, small: &Small, form: &str) {
+    let mounted = fixture.mount_with(&[&small.path], &["--new-files", form]);
     fs::write(mounted.point.join("kept"), noise(100_000, 5)).unwrap();
     // A program that writes more than fits gets an error at a write or at the close.
     let script = "dd if=/dev/urandom of=\"$1/big\" bs=64K count=200 conv=notrunc 2>&1; echo code $?";
@@ -243,7 +250,7 @@ fn a_full_store_is_an_error_until_space_is_freed() {
     file.sync_all().unwrap();
     let _ = File::create(&filler).unwrap().write_all(&vec![1; 4 << 20]);
     let written = file.write_all_at(&noise(500_000, 7), 0);
-    if begins_as_objects() {
+    if form == "object" {
         // The file needs a container for this write.
         assert_eq!(written.unwrap_err().raw_os_error(), Some(28), "ENOSPC");
         fs::remove_file(&filler).unwrap();
@@ -301,12 +308,10 @@ fn files_removed_in_a_full_store_leave_nothing_in_it() {
 
 #[test]
 fn a_store_that_becomes_read_only_can_still_be_read() {
-    if begins_as_objects() {
-        skip!("the mount keeps objects open that it has created, so the file system stays writable");
-    }
     let Some(fixture) = Fixture::new() else { return };
     let Some(small) = Small::new(&fixture.stage, "16m") else { return };
-    let mounted = fixture.mount_with(&[&small.path], &[]);
+    // A mount keeps objects open that it has created, so the file system would stay writable.
+    let mounted = fixture.mount_with(&[&small.path], CONTAINERS);
     fs::write(mounted.point.join("file"), noise(100_000, 5)).unwrap();
     let remount = |mode: &str| {
         eventually(|| {
@@ -359,8 +364,14 @@ fn modes_and_owners_limit_other_users_on_the_mount_and_in_the_store() {
     if !is_root() {
         skip!("only root can look as another user");
     }
-    let fixture = log_fixture!();
-    let mounted = fixture.mount();
+    for form in ["container", "object"] {
+        check_other_users(&log_fixture!(), form);
+    }
+}
+
+/// Checks the permissions of another user in a mount and its store. New files begin in this form.
+fn check_other_users(fixture: &Fixture, form: &str) {
+    let mounted = fixture.mount_with(&[&fixture.store], &["--new-files", form]);
     let at = |name: &str| mounted.point.join(name);
     for (name, mode) in [("private", 0o600), ("shared", 0o644), ("common", 0o666)] {
         fs::write(at(name), "secret words").unwrap();
@@ -394,9 +405,6 @@ fn modes_and_owners_limit_other_users_on_the_mount_and_in_the_store() {
         !as_nobody(&fixture.stage, script, &[&fixture.store.join("shared.container")]).contains("secret")
     );
     mounted.umount();
-    if begins_as_objects() {
-        skip!("the first data is in objects: the owners of logs are not compared");
-    }
     // Logs belong to their writers, for quotas.
     let mut owners = Vec::new();
     walk(&fixture.store, &mut |path| {
@@ -406,7 +414,8 @@ fn modes_and_owners_limit_other_users_on_the_mount_and_in_the_store() {
     });
     owners.sort_unstable();
     owners.dedup();
-    assert_eq!(owners, [0, 65534]);
+    // The first data of root's files is in their objects.
+    assert_eq!(owners, if form == "object" { vec![65534] } else { vec![0, 65534] });
 }
 
 #[test]
@@ -507,14 +516,12 @@ impl Drop for FailingDevice<'_> {
 
 #[test]
 fn a_failed_writeback_of_a_real_device_is_an_error_until_the_data_was_written_again() {
-    if begins_as_objects() {
-        skip!("the write after the sync creates the container of an object, which fails at once");
-    }
     let fixture = log_fixture!();
     let Some(device) = FailingDevice::if_possible(&fixture.stage) else { return };
     let store = device.point.join("store");
     fs::create_dir(&store).unwrap();
-    let mounted = fixture.mount_with(&[&store], &[]);
+    // A write that creates the container of an object would fail at once.
+    let mounted = fixture.mount_with(&[&store], CONTAINERS);
     let path = mounted.point.join("file");
     let of_a = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     of_a.write_all_at(&[1; 100_000], 0).unwrap();

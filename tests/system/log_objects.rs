@@ -256,7 +256,7 @@ fn changes_of_attributes_while_the_container_is_created_are_kept() {
         let path = if renamed.exists() { renamed } else { a.point.join(&name) };
         // The name may be missing when the file is opened.
         let expected = if appended.is_ok() { "begin end" } else { "begin " };
-        assert_eq!(fs::read_to_string(&path).unwrap(), expected, "round {round}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), expected, "round {round}: {appended:?}");
         let found = fs::metadata(&path).unwrap();
         match round % 4 {
             0 => assert_eq!(found.mode() & 0o7777, 0o600, "round {round}"),
@@ -279,54 +279,47 @@ fn a_container_of_another_user_is_not_that_of_an_object() {
         skip!("only root can be two users");
     }
     let mounted = fixture.mount_objects();
-    let home = mounted.point.join("home");
+    let at = |mounted: &Mounted<'_>, name: &str| mounted.point.join(name);
+    // Before the user gets write permission, files begin as objects.
+    for (name, content) in [("f", "of root"), ("g", "of root"), ("template", "of the user")] {
+        fs::write(at(&mounted, name), content).unwrap();
+    }
+    let home = at(&mounted, "home");
     fs::create_dir(&home).unwrap();
     chown(&home, Some(USER), Some(USER)).unwrap();
-    let roots = mounted.point.join("f");
-    let forge = |name: &str| {
-        let head = fs::read(fixture.stored("f")).unwrap();
+    // The user creates an object with the number of an object of root.
+    let forge = |name: &str, of_root: &str| {
+        let mut bytes = fs::read(fixture.stored("template")).unwrap();
+        bytes[..HEAD_BYTES].copy_from_slice(&fs::read(fixture.stored(of_root)).unwrap()[..HEAD_BYTES]);
         let stored = fixture.store.join("home").join(format!("{name}.container"));
-        as_user(USER, || {
-            fs::write(home.join(name), "of the user").unwrap();
-            let object = File::options().write(true).open(&stored).unwrap();
-            object.write_all_at(&head[..HEAD_BYTES], 0).unwrap();
-        });
+        as_user(USER, || fs::write(stored, bytes)).unwrap();
     };
-    fs::write(&roots, "of root").unwrap();
-    forge("first");
+    forge("first", "f");
     mounted.umount();
     let mounted = fixture.mount_objects();
     as_user(USER, || append(&home_of(&mounted).join("first"), b", and more")).unwrap();
     assert_eq!(fs::metadata(fixture.container("f")).unwrap().uid(), USER);
-    let roots = mounted.point.join("f");
-    assert_eq!(fs::read(&roots).unwrap(), b"of root");
+    assert_eq!(fs::read(at(&mounted, "f")).unwrap(), b"of root");
     // The file needs a container, which cannot be created.
-    File::options().write(true).open(&roots).unwrap().set_len(3).unwrap_err();
-    append(&roots, b"x").unwrap_err();
-    set_mode(&roots, 0o600);
+    File::options().write(true).open(at(&mounted, "f")).unwrap().set_len(3).unwrap_err();
+    append(&at(&mounted, "f"), b"x").unwrap_err();
+    set_mode(&at(&mounted, "f"), 0o600);
     mounted.umount_with_lost_data("a directory of another user");
     let mounted = fixture.mount_objects();
-    let roots = mounted.point.join("f");
-    assert_eq!((fs::read(&roots).unwrap(), mode(&roots)), (b"of root".to_vec(), 0o600));
-    fs::remove_file(&roots).unwrap();
+    let f = at(&mounted, "f");
+    assert_eq!((fs::read(&f).unwrap(), mode(&f)), (b"of root".to_vec(), 0o600));
+    fs::remove_file(&f).unwrap();
     assert_eq!(
         as_user(USER, || fs::read(home_of(&mounted).join("first"))).unwrap(),
         b"of the user, and more"
     );
     as_user(USER, || fs::remove_file(home_of(&mounted).join("first"))).unwrap();
     // Now root's object has its container first.
-    fs::write(&roots, "of root").unwrap();
-    append(&roots, b" alone").unwrap();
-    set_mode(&roots, 0o600);
-    assert_eq!(fs::metadata(fixture.container("f")).unwrap().uid(), 0);
-    let head = fs::read(fixture.stored("f")).unwrap();
-    as_user(USER, || fs::write(home_of(&mounted).join("second"), "of the user").unwrap());
+    append(&at(&mounted, "g"), b" alone").unwrap();
+    set_mode(&at(&mounted, "g"), 0o600);
+    assert_eq!(fs::metadata(fixture.container("g")).unwrap().uid(), 0);
     mounted.umount();
-    as_user(USER, || {
-        let stored = fixture.store.join("home/second.container");
-        let object = File::options().write(true).open(&stored).unwrap();
-        object.write_all_at(&head[..HEAD_BYTES], 0).unwrap();
-    });
+    forge("second", "g");
     let mounted = fixture.mount_objects();
     let second = home_of(&mounted).join("second");
     as_user(USER, || {
@@ -334,8 +327,8 @@ fn a_container_of_another_user_is_not_that_of_an_object() {
         append(&second, b"x").unwrap_err();
         fs::remove_file(&second).unwrap();
     });
-    let roots = mounted.point.join("f");
-    assert_eq!((fs::read(&roots).unwrap(), mode(&roots)), (b"of root alone".to_vec(), 0o600));
+    let g = at(&mounted, "g");
+    assert_eq!((fs::read(&g).unwrap(), mode(&g)), (b"of root alone".to_vec(), 0o600));
     mounted.umount();
 }
 
@@ -408,8 +401,10 @@ fn data_that_does_not_fit_is_reported_until_it_is_written() {
     for round in 0..4 {
         let path = mounted.point.join(format!("f{round}"));
         let mut file = File::create(&path).unwrap();
-        file.write_all(&noise(500_000, 7)).unwrap();
+        // Before the data is written: a program that another test of this process starts has a copy
+        // of `file`, and publishes the data when exec(2) closes the copy.
         let _ = File::create(&filler).unwrap().write_all(&vec![1; 4 << 20]);
+        file.write_all(&noise(500_000, 7)).unwrap();
         if round < 2 {
             is_full(file.sync_all());
             is_full(file.sync_all());
@@ -418,7 +413,7 @@ fn data_that_does_not_fit_is_reported_until_it_is_written() {
             // Data that needs a container, which does not fit either.
             let _ = file.write_all_at(b"front", 0);
         }
-        fs::remove_file(&filler).unwrap();
+        File::create(&filler).unwrap(); // frees the space although such a program has the file open
         file.write_all_at(b"FRONT", 0).unwrap();
         file.sync_all().unwrap();
         drop(file);

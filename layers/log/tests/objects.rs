@@ -176,11 +176,14 @@ fn node(fs: &LogFs, name: &[u8]) -> Result<NodeId> {
 
 // False if the stores of the tests on this thread cannot exclude the replacement in a rename.
 thread_local!(static HAS_RENAME_FLAGS: Cell<bool> = const { Cell::new(true) });
+// False if an open file keeps a link count of 1 in these stores when it is removed, as on NFS.
+thread_local!(static COUNTS_REMOVED_NAMES: Cell<bool> = const { Cell::new(true) });
 
 impl Scene {
     fn new(form: Form, has_other: bool, hook: impl Fn() + Send + Sync + 'static) -> Scene {
         let store = MemoryStore::new();
         store.set_rename_flags(HAS_RENAME_FLAGS.get());
+        store.set_removed_names_counted(COUNTS_REMOVED_NAMES.get());
         let dir = CountingDir::<dyn WritableDir>::with_hook(store.root(), move |_, _| hook());
         let choices = Choices { begins_as_object: form != Form::Container, ..choices() };
         let a = Arc::new(mounted::mount(vec![Arc::new(dir)], ROOT, choices));
@@ -368,6 +371,19 @@ fn is_absent(error: &quell_vfs::Error) -> bool {
     matches!(error.kind, ErrorKind::NotFound | ErrorKind::Stale | ErrorKind::Exists)
 }
 
+/// Returns a hook that performs the pending operation, on another thread, before the operation on
+/// the store for which `left` is 0. `usize::MAX`: it is not performed.
+fn interrupting(pending: &Pending, left: &Arc<AtomicUsize>) -> impl Fn() + Send + Sync + 'static {
+    let (pending, left) = (Arc::clone(pending), Arc::clone(left));
+    move || {
+        if left.load(Ordering::SeqCst) != usize::MAX && left.fetch_sub(1, Ordering::SeqCst) == 0 {
+            left.store(usize::MAX, Ordering::SeqCst);
+            let act = pending.lock().unwrap().take().expect("it is done once");
+            std::thread::spawn(act).join().unwrap();
+        }
+    }
+}
+
 /// Performs `act`, interrupted at each of its operations on the store by `other`, on another mount.
 fn perform_at_the_same_time(form: Form, act: Act, other: Act, has_other: bool) {
     let (mut at, mut was_done) = (0, true);
@@ -375,15 +391,7 @@ fn perform_at_the_same_time(form: Form, act: Act, other: Act, has_other: bool) {
         // The operation of the other mount, and its result.
         let pending: Pending = Arc::default();
         let left = Arc::new(AtomicUsize::new(usize::MAX));
-        let (hook_pending, hook_left) = (Arc::clone(&pending), Arc::clone(&left));
-        let scene = Scene::new(form, has_other, move || {
-            if hook_left.load(Ordering::SeqCst) != usize::MAX && hook_left.fetch_sub(1, Ordering::SeqCst) == 0
-            {
-                hook_left.store(usize::MAX, Ordering::SeqCst);
-                let act = hook_pending.lock().unwrap().take().expect("it is done once");
-                std::thread::spawn(act).join().unwrap();
-            }
-        });
+        let scene = Scene::new(form, has_other, interrupting(&pending, &left));
         let b = Arc::new(mount(&scene.store));
         let result: Arc<Mutex<Option<Result<()>>>> = Arc::default();
         let (fs, reported, second) = (Arc::clone(&b), Arc::clone(&result), other);
@@ -802,12 +810,16 @@ fn used_content() -> Vec<u8> {
 #[test]
 fn a_descriptor_keeps_an_object_that_is_replaced() {
     let expected = used_content();
-    for (form, is_same_mount) in
-        [Form::Closed, Form::Open].into_iter().flat_map(|form| [(form, false), (form, true)])
-    {
+    // The other mount is on another node, so its removals are counted.
+    let cases = [Form::Closed, Form::Open].into_iter().flat_map(|form| {
+        [(false, true), (true, true), (true, false)]
+            .map(|(is_same_mount, counts)| (form, is_same_mount, counts))
+    });
+    for (form, is_same_mount, counts) in cases {
+        COUNTS_REMOVED_NAMES.set(counts);
         let (mut at, mut was_done) = (0, true);
         while was_done {
-            let case = (form, is_same_mount, at);
+            let case = (form, is_same_mount, counts, at);
             let open = |scene: &Scene| {
                 let node = node(&scene.a, b"f").unwrap();
                 let mode = OpenMode::READ_WRITE;
@@ -835,5 +847,77 @@ fn a_descriptor_keeps_an_object_that_is_replaced() {
             at += 1;
             assert!(at < 400, "{case:?}");
         }
+    }
+    COUNTS_REMOVED_NAMES.set(true);
+}
+
+/// The removal looks for a container, which another thread of the mount may create at the same
+/// time.
+#[test]
+fn a_descriptor_that_is_used_while_the_object_is_removed_leaves_no_container() {
+    for (form, counts) in
+        [Form::Closed, Form::Open].into_iter().flat_map(|form| [(form, true), (form, false)])
+    {
+        COUNTS_REMOVED_NAMES.set(counts);
+        let (mut at, mut was_done) = (0, true);
+        while was_done {
+            let case = (form, counts, at);
+            let pending: Pending = Arc::default();
+            let left = Arc::new(AtomicUsize::new(usize::MAX));
+            let scene = Scene::new(form, false, interrupting(&pending, &left));
+            let node = node(&scene.a, b"f").unwrap();
+            let mode = OpenMode::READ_WRITE;
+            let file: Arc<dyn WritableFile> =
+                Arc::from(scene.a.open_as(&Context::for_process(9), node, mode).unwrap());
+            let used: Arc<Mutex<Option<Result<Vec<u8>>>>> = Arc::default();
+            let (fs, open, content) = (Arc::clone(&scene.a), Arc::clone(&file), Arc::clone(&used));
+            *pending.lock().unwrap() = Some(Box::new(move || {
+                *content.lock().unwrap() = Some(use_descriptor(&fs, node, &*open));
+            }));
+            left.store(at, Ordering::SeqCst);
+            perform(&scene.a, None, Act::Remove).unwrap();
+            left.store(usize::MAX, Ordering::SeqCst);
+            let done = used.lock().unwrap().take();
+            was_done = done.is_some();
+            if let Some(content) = done {
+                let content = content.unwrap_or_else(|error| panic!("{case:?}: {error}"));
+                assert!(content == used_content(), "{case:?}: {}", content.escape_ascii());
+            }
+            pending.lock().unwrap().take();
+            file.close().unwrap();
+            drop(file);
+            scene.a.forget(node, 1);
+            let store = scene.store.clone();
+            drop(scene);
+            assert_nothing_left(&store, &case);
+            at += 1;
+            assert!(at < 400, "{case:?}");
+        }
+    }
+    COUNTS_REMOVED_NAMES.set(true);
+}
+
+/// Another mount may have seen the end of the object, and have recorded it in the container.
+#[test]
+fn an_object_is_not_continued_after_its_end_was_written_although_this_failed() {
+    for is_synced in [false, true] {
+        let store = MemoryStore::new();
+        let (fs, other) = (mount(&store), mount(&store));
+        let file = create(&fs, b"f").unwrap();
+        // A change of the time ends an empty object.
+        store.fail(|operation| (operation.verb == "write back").then_some(errno::EIO));
+        let failed = perform(&fs, None, Act::SetTime(TIME)).unwrap_err();
+        assert_eq!(failed.errno(), errno::EIO);
+        store.fail_nothing();
+        if is_synced {
+            file.sync().unwrap();
+        }
+        perform(&other, None, Act::Lock).unwrap(); // creates the container
+        file.write_at(&[b'1'; 100], 0).unwrap();
+        file.close().unwrap();
+        let mut content = vec![0; 200];
+        let opened = other.open_as(&Context::OWN, node(&other, b"f").unwrap(), OpenMode::READ).unwrap();
+        let length = opened.read_at(&mut content, 0).unwrap();
+        assert_eq!(&content[..length], [b'1'; 100], "synced: {is_synced}");
     }
 }

@@ -520,10 +520,16 @@ impl WritableFile for PosixFile {
     /// at once do nothing then.
     fn write_back(&self) -> Result<()> {
         let _span = operation_span("flush");
-        let copy = rustix::io::fcntl_dupfd_cloexec(&self.fd, COPY_NUMBER_MIN)
-            .map_err(|e| failed(e, "duplicate the descriptor of", b""))?;
-        nix::unistd::close(copy)
-            .map_err(|e| failed(Errno::from_raw_os_error(e as i32), "write back the data of", b""))
+        // Not below the descriptor's own number, which may have been moved out of the range that a
+        // program uses (`move_descriptors`). In that range another thread of the program could
+        // replace the copy by dup2(2), and the program's descriptor would be closed here.
+        let number_min = self.fd.as_raw_fd().max(COPY_NUMBER_MIN);
+        match rustix::io::fcntl_dupfd_cloexec(&self.fd, number_min) {
+            Ok(copy) => nix::unistd::close(copy)
+                .map_err(|e| failed(Errno::from_raw_os_error(e as i32), "write back the data of", b"")),
+            // No number is free. No data was lost, and a sync passes it to the file server as well.
+            Err(_) => self.sync(),
+        }
     }
 
     fn drop_cache(&self, offset: u64, length: NonZeroU64) -> Result<()> {

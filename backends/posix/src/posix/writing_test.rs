@@ -276,6 +276,32 @@ fn an_open_file_is_written_truncated_and_synced() {
     assert_eq!(kind(file.write_at(b"x", i64::MAX as u64 + 1)), ErrorKind::InvalidInput);
 }
 
+/// The limit is that of a process, so a copy of this test program reaches it.
+#[test]
+fn data_is_written_back_without_a_free_descriptor() {
+    const IS_COPY: &str = "QUELL_TEST_IS_COPY";
+    if std::env::var_os(IS_COPY).is_some() {
+        let (temp, dir) = test_directory();
+        let file = dir.create_file(b"file", 0o600).unwrap();
+        file.write_at(b"bytes", 0).unwrap();
+        let limit = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+        let others: Vec<_> =
+            std::iter::repeat_with(|| fs::File::open("/dev/null")).map_while(|file| file.ok()).collect();
+        file.write_back().unwrap();
+        drop(others);
+        file.write_back().unwrap();
+        assert_eq!(fs::read(temp.path().join("file")).unwrap(), b"bytes");
+        return;
+    }
+    let (_, module) = module_path!().split_once("::").unwrap();
+    let name = format!("{module}::data_is_written_back_without_a_free_descriptor");
+    let mut copy = std::process::Command::new(std::env::current_exe().unwrap());
+    let ended = copy.args(["--exact", &name, "--test-threads=1"]).env(IS_COPY, "1").output().unwrap();
+    let printed = String::from_utf8_lossy(&ended.stdout);
+    assert!(ended.status.success() && printed.contains("1 passed"), "{printed}");
+}
+
 #[test]
 fn the_free_space_is_that_of_the_file_system_below() {
     let (_temp, dir) = test_directory();

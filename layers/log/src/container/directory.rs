@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use quell_posix::{OpenFile, Stat, WritableDir, WritableFile};
+use quell_posix::{OpenFile, Stat, WritableDir, WritableFile, assume};
 use quell_vfs::{Change, Error, ErrorKind, FileIdentity, Kind, NewEntry, Rename, Result, errno, printable};
 
 use crate::container::data_log::{rewrite, verify_frames};
@@ -370,6 +370,17 @@ impl Container {
         }
     }
 
+    /// Returns the container's directory for a lock of a user who may read the file. If the file is
+    /// only an object, only its owner may create the container, but root's mount does so for all
+    /// users, who do not get any permission by this.
+    pub(crate) fn dir_for_lock(&self) -> Result<&Arc<dyn WritableDir>> {
+        if self.dir.get().is_none() && self.stores.host().uid == 0 {
+            let _process = assume(None)?;
+            return self.dir();
+        }
+        self.dir()
+    }
+
     /// Returns the object as which the file began.
     pub(crate) fn object(&self) -> Option<&Object> {
         self.object.as_ref()
@@ -502,11 +513,13 @@ impl Container {
             return Ok(dir);
         }
         let object = self.object.as_ref().expect("a file without a directory is an object");
-        if self.is_removed.load(Ordering::Relaxed) && !object.has_name()? {
+        if self.is_removed.load(Ordering::SeqCst) && !object.has_name()? {
             self.create_in_trash(object)?;
         } else {
             match self.create_or_open_in_parts(object) {
-                Err(error) if error.kind == ErrorKind::Stale && object.stat()?.nlink == 0 => {
+                Err(error)
+                    if error.kind == ErrorKind::Stale && self.is_unnamed(object, &object.stat()?)? =>
+                {
                     self.create_in_trash(object)?;
                 }
                 created => created?,
@@ -522,7 +535,7 @@ impl Container {
     /// `Stale` if the object has no name.
     fn create_or_open_in_parts(&self, object: &Object) -> Result<()> {
         let stat = object.stat()?;
-        if stat.nlink == 0 {
+        if self.is_unnamed(object, &stat)? {
             return Err(removed());
         }
         self.check_may_create_container(&stat)?;
@@ -531,7 +544,7 @@ impl Container {
         }
         match self.complete_if_begun()? {
             true => Ok(()),
-            false if object.stat()?.nlink == 0 => Err(removed()),
+            false if self.is_unnamed(object, &object.stat()?)? => Err(removed()),
             false => Err(Error {
                 source: Some("a directory of another user has its name in `parts`".into()),
                 ..Error::new(ErrorKind::Damaged, "create the container of", self.shown_number())
@@ -572,8 +585,17 @@ impl Container {
 
     /// Records that this process has removed the object. Its link count does not show this if the
     /// node has renamed the open object instead of removing it, as on NFS.
+    ///
+    /// A thread that removes the object calls this before it looks in `parts`, and a thread that
+    /// creates the container there calls [`is_unnamed`](Self::is_unnamed) afterwards. So at least
+    /// one of the two removes a container that is created during the removal.
     pub(crate) fn set_removed(&self) {
-        self.is_removed.store(true, Ordering::Relaxed);
+        self.is_removed.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns true if the object, which has these attributes, has no name.
+    fn is_unnamed(&self, object: &Object, stat: &Stat) -> Result<bool> {
+        Ok(stat.nlink == 0 || self.is_removed.load(Ordering::SeqCst) && !object.has_name()?)
     }
 
     /// Returns the name of the container in `trash` if this process has created it after the object
@@ -672,7 +694,7 @@ impl Container {
             return Ok(true);
         }
         let stat = object.stat()?;
-        if stat.nlink == 0 {
+        if self.is_unnamed(object, &stat)? {
             self.discard_container()?;
             return Err(removed());
         }
@@ -1111,19 +1133,17 @@ impl Container {
         kind: HeadKind,
         begun: &mut Option<Box<dyn WritableFile>>,
     ) -> Result<Box<dyn WritableFile>> {
-        let file =
-            match begun.take() {
-                Some(file) => file,
-                None => self.logs_of(writer, true)?.create_file(name, LOG_PERMISSIONS).map_err(|error| {
-                    match error.kind {
-                        ErrorKind::Exists => Error {
-                            source: Some("a file that another process made has the name of a new log".into()),
-                            ..Error::new(ErrorKind::Os(errno::EIO), "create", name)
-                        },
-                        _ => error,
-                    }
-                })?,
-            };
+        let create = |logs: &dyn WritableDir| logs.create_file(name, LOG_PERMISSIONS);
+        let file = match begun.take() {
+            Some(file) => file,
+            None => self.in_logs_of(writer, true, create).map_err(|error| match error.kind {
+                ErrorKind::Exists => Error {
+                    source: Some("a file that another process made has the name of a new log".into()),
+                    ..Error::new(ErrorKind::Os(errno::EIO), "create", name)
+                },
+                _ => error,
+            })?,
+        };
         let head = self.head().for_file(kind, writer).encode();
         let made = self.give_to_owner(&*file).and_then(|()| file.write_at(&head, 0));
         match made {
@@ -1132,6 +1152,30 @@ impl Container {
                 *begun = Some(file);
                 Err(error)
             }
+        }
+    }
+
+    /// Calls `act` with the log directory of `writer`. If `act` finds no directory or file, looks
+    /// the directory up again, or creates it again if `make` is set: another mount may have moved
+    /// it to another store, or removed it while the owner of the file changed.
+    fn in_logs_of<T>(
+        &self,
+        writer: u64,
+        make: bool,
+        act: impl Fn(&dyn WritableDir) -> Result<T>,
+    ) -> Result<T> {
+        match act(&*self.logs_of(writer, make)?) {
+            // NFS returns ESTALE for a removed directory that is open.
+            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Stale) => {
+                tracing::debug!(
+                    container = %self.shown_number(),
+                    writer = format_args!("{writer:016x}"),
+                    "a log is not in its directory: looking the directory up again"
+                );
+                self.stores.log_dirs().forget(self.ticket, self.logs_number(writer));
+                act(&*self.logs_of(writer, make)?)
+            }
+            done => done,
         }
     }
 
@@ -1148,8 +1192,7 @@ impl Container {
         file.change(&Change { uid: Some(owner.uid), gid: Some(owner.gid), ..Change::default() })
     }
 
-    /// Opens a log of `writer`. A log directory that is not found is looked up again, because it
-    /// may have been moved to another store.
+    /// Opens a log of `writer`.
     pub(crate) fn open_log(&self, writer: u64, name: &[u8]) -> Result<Arc<dyn OpenFile>> {
         if let Some(object) = self.object_of(writer) {
             return match name == data_name(writer) {
@@ -1158,19 +1201,7 @@ impl Container {
                 false => Err(Error::new(ErrorKind::NotFound, "open", name)),
             };
         }
-        let opened = match self.logs_of(writer, false)?.open_file(name) {
-            Err(error) if error.kind == ErrorKind::NotFound => {
-                tracing::debug!(
-                    container = %self.shown_number(),
-                    log = %printable(name),
-                    "a log is not in its directory: looking the directory up again"
-                );
-                self.stores.log_dirs().forget(self.ticket, self.logs_number(writer));
-                self.logs_of(writer, false)?.open_file(name)
-            }
-            opened => opened,
-        };
-        opened.map(Arc::from)
+        self.in_logs_of(writer, false, |logs| logs.open_file(name)).map(Arc::from)
     }
 
     /// Returns true if the container was removed, or moved to another store.
@@ -1767,9 +1798,10 @@ impl Drop for Container {
 }
 
 /// Ignores EPERM: a directory of another user stays as it is, because only that user can change it.
+/// Also ignores that the directory does not exist: another mount may have removed it.
 fn unless_of_another(changed: Result<()>) -> Result<()> {
     match changed {
-        Err(error) if error.errno() == errno::EPERM => Ok(()),
+        Err(error) if error.errno() == errno::EPERM || error.kind == ErrorKind::NotFound => Ok(()),
         changed => changed,
     }
 }

@@ -5,13 +5,16 @@
 use std::sync::Arc;
 
 use quell_posix::WritableDir;
-use quell_vfs::{Error, ErrorKind, Kind, Rename, Result};
+use quell_vfs::{Error, ErrorKind, Kind, Rename, Result, errno};
 
 use crate::container::permissions::logs_permissions;
 use crate::container::pointers::{read_pointer, write_pointer};
 use crate::format::{ACCESS, logs_name, number_name};
 use crate::not_found::none_if_not_found;
 use crate::stores::{StoreNumber, Stores, create_or_open_dir_for, open_or_create_dir_for, remove_tree};
+
+/// The largest number of attempts to create a log directory while the owner of the file changes.
+const CREATE_ATTEMPTS_MAX: u32 = 4;
 
 /// A directory, and a name in it.
 pub(crate) type Named = (Arc<dyn WritableDir>, Vec<u8>);
@@ -89,6 +92,28 @@ impl<'a> LogDirectories<'a> {
 
     /// Creates a log directory in the store that placement gives.
     fn create(&self, number: u32) -> Result<Arc<dyn WritableDir>> {
+        let mut attempts = 1;
+        loop {
+            match self.create_once(number) {
+                // Another mount has changed the owner of the file meanwhile, or has removed the
+                // directory because it could not give it to the new owner.
+                Err(error)
+                    if (error.errno() == errno::EPERM || error.kind == ErrorKind::NotFound)
+                        && attempts < CREATE_ATTEMPTS_MAX =>
+                {
+                    attempts += 1;
+                }
+                created => return created,
+            }
+        }
+    }
+
+    /// Creates a log directory for the current owner of the file.
+    ///
+    /// # Errors
+    ///
+    /// EPERM if the owner of the container changes before the directory has its owner.
+    fn create_once(&self, number: u32) -> Result<Arc<dyn WritableDir>> {
         let name = logs_name(number);
         let permissions = self.dir.stat_self()?.mode & 0o7777;
         // If root serves other users, the directory belongs to the file's owner.

@@ -125,6 +125,7 @@ fn attributes_of_file_without_header(mount: &Mount, node: NodeId) -> Result<Opti
 /// Changes the attributes of a node.
 pub(crate) fn change(mount: &Mount, node: NodeId, change: &Change) -> Result<()> {
     let known = mount.node(node)?;
+    mount.prepare_for_writers(change.permissions.unwrap_or(0), change.uid)?;
     match known.kind {
         Kind::File => change_file(mount, node, *change),
         _ if change.size_bytes.is_some() => Err(Error::new(ErrorKind::InvalidInput, "resize", known.name)),

@@ -57,6 +57,8 @@ struct Created {
 /// Creates a file in its home store, as an object or as a container.
 fn create_container(mount: &Mount, at: EntryName<'_>, new: NewEntry, has_writer: bool) -> Result<Created> {
     let stored = container_name(at.name)?;
+    // The owner of a directory of the store may have been changed in the store itself.
+    mount.prepare_for_writers(new.permissions, Some(new.uid))?;
     loop {
         let (dirs, store_list) = free_name(mount, at)?;
         let new = inherit(&*dirs[0], new, false)?;
@@ -73,7 +75,8 @@ fn create_container(mount: &Mount, at: EntryName<'_>, new: NewEntry, has_writer:
         let may_be_object = mount.choices.begins_as_object
             && mount.choices.buffer_bytes as u64 >= OBJECT_FRAME_BYTES
             && begins_as_object(new.permissions)
-            && store_list.version == 0;
+            && store_list.version == 0
+            && !mount.stores.has_other_writers_now()?;
         if may_be_object {
             match Container::create_object(&mount.stores, home, &**stored_dir, &stored, new, has_writer) {
                 // The name belongs to an empty directory, which only a container can replace.
@@ -112,6 +115,7 @@ pub(crate) fn make_dir(mount: &Mount, at: EntryName<'_>, new: NewEntry) -> Resul
     let (dirs, _) = free_name(mount, at)?;
     let stored = other_name(at.name)?;
     let new = inherit(&*dirs[0], new, true)?;
+    mount.prepare_for_writers(new.permissions, None)?;
     // The first store decides which of several mounts that create the same directory succeeds.
     let mut created: Vec<&dyn WritableDir> = Vec::with_capacity(dirs.len());
     for (store, stored_dir) in dirs.iter().enumerate() {

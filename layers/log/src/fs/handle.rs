@@ -98,8 +98,26 @@ impl Handle {
 
     /// Removes all locks of `owner`, also if data that must be published first cannot be.
     fn release_locks(&self, owner: LockOwner) -> Result<()> {
-        let _acting = assume(self.credentials.clone())?;
-        self.shared.file.release_locks(owner)
+        let release = || self.shared.file.release_locks(owner);
+        self.with_credentials_or_unlock(owner, LockScope::Everything, release)
+    }
+
+    /// Calls `unlock`, which publishes data and removes locks, with the credentials of the handle.
+    /// If this thread cannot assume them, nothing can be published, but the locks of `owner` in
+    /// `scope` are removed, because they may not be released a second time.
+    fn with_credentials_or_unlock(
+        &self,
+        owner: LockOwner,
+        scope: LockScope,
+        unlock: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        match assume(self.credentials.clone()) {
+            Ok(_acting) => unlock(),
+            Err(error) => {
+                let _ = self.shared.file.unlock_unpublished(owner, scope); // the first error is returned
+                Err(error)
+            }
+        }
     }
 
     /// Removes this handle. The last handle of a process ends the process's writer. After the last
@@ -232,8 +250,8 @@ impl FileLocks for Handle {
     fn unlock(&self, owner: LockOwner, scope: LockScope) -> Result<()> {
         let shared = self.shared()?;
         let dropped = self.drop_set_id_of_later_writes();
-        let _acting = assume(self.credentials.clone())?;
-        dropped.and(shared.file.unlock(owner, scope))
+        let unlock = || shared.file.unlock(owner, scope);
+        dropped.and(self.with_credentials_or_unlock(owner, scope, unlock))
     }
 
     fn conflicting(&self, owner: LockOwner, scope: LockScope, mode: LockMode) -> Result<Option<HeldLock>> {
@@ -257,3 +275,7 @@ impl Drop for Handle {
         let _ = self.close();
     }
 }
+
+#[cfg(test)]
+#[path = "handle_test.rs"]
+mod tests;

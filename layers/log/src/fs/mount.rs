@@ -14,7 +14,7 @@ use crate::fs::open_files::OpenFiles;
 use crate::fs::store_dirs::Dirs;
 use crate::locks::{Rank, RankedMutex};
 use crate::session::Choices;
-use crate::stores::Stores;
+use crate::stores::{OTHERS_WRITE, Stores};
 
 /// The state of a mount.
 pub(crate) struct Mount {
@@ -71,6 +71,16 @@ impl Mount {
     /// by root does (`CAP_FSETID`).
     pub fn keeps_set_id(&self, context: &Context<'_>) -> bool {
         context.keeps_set_id(self.stores.host().uid)
+    }
+
+    /// Prepares the stores for a node with these permissions, and for the user `uid`, if it is
+    /// given: the user who creates the node, or to whom it is given. Other users than the owner of
+    /// the stores may then create files. The kernel has checked that the caller may do this.
+    pub fn prepare_for_writers(&self, permissions: u32, uid: Option<u32>) -> Result<()> {
+        if permissions & OTHERS_WRITE != 0 {
+            self.stores.allow_writer(None)?;
+        }
+        uid.map_or(Ok(()), |uid| self.stores.allow_writer(Some(uid)))
     }
 
     pub fn node(&self, node: NodeId) -> Result<Node> {

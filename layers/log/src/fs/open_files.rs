@@ -53,7 +53,6 @@ impl SharedFile {
 
     /// Records that the object of the file was removed.
     pub fn set_unlinked(&self) {
-        self.file.container().set_removed();
         self.is_unlinked.store(true, Ordering::Relaxed);
     }
 

@@ -442,3 +442,69 @@ fn root_changes_only_directories_of_the_owner_of_a_file_of_root() {
         assert_eq!([roots, &b"meta".to_vec()].map(|name| dir.stat(name).unwrap().uid), [55; 2]);
     }
 }
+
+/// Any user who can create names in `parts` could take the name of the container of an object, so
+/// files begin as objects only as long as the owner of the store is the only one.
+#[test]
+fn files_begin_as_objects_until_other_users_get_write_permission() {
+    let owner = (1000, 100);
+    type Operation = fn(&LogFs, quell_vfs::NodeId) -> quell_vfs::Result<()>;
+    let operations: [(&str, Operation); 7] = [
+        ("chmod 755", |fs, dir| fs.change(&Context::OWN, dir, &mode(0o755)).map(drop)),
+        ("chown to the owner", |fs, dir| {
+            fs.change(&Context::OWN, dir, &Change { uid: Some(1000), ..Change::default() }).map(drop)
+        }),
+        ("chmod 775", |fs, dir| fs.change(&Context::OWN, dir, &mode(0o775)).map(drop)),
+        ("chmod 757 of the root", |fs, _| fs.change(&Context::OWN, fs.root(), &mode(0o757)).map(drop)),
+        ("chown", |fs, dir| {
+            fs.change(&Context::OWN, dir, &Change { uid: Some(1001), ..Change::default() }).map(drop)
+        }),
+        ("mkdir", |fs, dir| {
+            let new = NewEntry { permissions: 0o1777, uid: 1000, gid: 100 };
+            fs.make_dir(&Context::OWN, dir, b"sub", new).map(drop)
+        }),
+        ("creat", |fs, dir| {
+            let new = NewEntry { permissions: 0o664, uid: 1000, gid: 100 };
+            fs.create(&Context::OWN, dir, b"file", new, OpenMode::READ_WRITE).map(drop)
+        }),
+    ];
+    for (number, (name, operation)) in operations.into_iter().enumerate() {
+        let store = MemoryStore::new();
+        let opened = Stores::open(vec![store.root() as Arc<dyn WritableDir>], host(1, 1), 4).unwrap();
+        let fs = LogFs::new(opened, Choices { begins_as_object: true, ..Choices::default() });
+        let new = NewEntry { permissions: 0o755, uid: owner.0, gid: owner.1 };
+        fs.make_dir(&Context::OWN, fs.root(), b"dir", new).unwrap();
+        let dir = fs.lookup(&Context::OWN, fs.root(), b"dir").unwrap().unwrap().into_attributes().node;
+        let is_object = |file: &str| {
+            drop(make(&fs, file, 1));
+            let stored = format!("{file}.container");
+            store.root().stat(stored.as_bytes()).unwrap().kind() == Some(Kind::File)
+        };
+        assert!(is_object("before"), "{name}");
+        operation(&fs, dir).unwrap();
+        assert_eq!(is_object("after"), number < 2, "{name}");
+        let parts = store.root().open_writable_dir(b".quell").unwrap().stat(b"parts").unwrap();
+        assert_eq!(parts.mode & 0o7777, if number < 2 { 0o755 } else { 0o1777 }, "{name}");
+        let file = again(&fs, "before", 2);
+        file.write_at(b"of another process", 0).unwrap();
+        file.close().unwrap();
+        assert_eq!(content(std::slice::from_ref(&store), "before").unwrap(), b"of another process");
+    }
+}
+
+#[test]
+fn a_mount_creates_no_objects_after_another_one_has_opened_the_store() {
+    let store = MemoryStore::new();
+    let mount = |pid| {
+        let opened = Stores::open(vec![store.root() as Arc<dyn WritableDir>], host(pid, pid as u32), 4);
+        LogFs::new(opened.unwrap(), Choices { begins_as_object: true, ..Choices::default() })
+    };
+    let (a, b) = (mount(1), mount(2));
+    let is_object = |name: &str| {
+        drop(make(&a, name, 1));
+        store.root().stat(format!("{name}.container").as_bytes()).unwrap().kind() == Some(Kind::File)
+    };
+    assert!(is_object("before"));
+    b.change(&Context::OWN, b.root(), &mode(0o777)).unwrap();
+    assert!(!is_object("after"));
+}

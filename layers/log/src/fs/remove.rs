@@ -240,6 +240,7 @@ pub(crate) fn discard_by(
 /// in `trash` (`Container::dir`).
 fn remove_object(container: &Container, name: &[u8], remove: &dyn Fn() -> Result<()>) -> Result<bool> {
     remove()?;
+    container.set_removed();
     // Another mount may have given the object a second name, see `rename_object`. Read before the
     // removal, the link count would not include a name that is added meanwhile.
     if let Some(object) = container.object()

@@ -2,14 +2,18 @@
 //! of the store replaces names at any moment. The store belongs to user 1234 and lies on a real
 //! file system. The tests need root.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use quell_posix::{PosixDir, WritableDir};
+use quell_testkit::{CountingDir, Operation};
 use quell_vfs::{
-    Caller, Change, Context, ErrorKind, FileSystem, NewEntry, NodeId, OpenMode, Time, Writable, WritableFile,
+    Caller, Change, Context, ErrorKind, FileSystem, LockMode, LockOwner, LockScope, NewEntry, NodeId,
+    OpenMode, Time, Writable, WritableFile,
 };
 
 use crate::fs::file_system::LogFs;
@@ -59,6 +63,14 @@ impl UserStore {
         });
         let host = Host { uid: 0, gid: 0, random, ..host(7, 1) };
         let root: Arc<dyn WritableDir> = Arc::new(PosixDir::open_shared(&self.store).unwrap());
+        LogFs::new(Stores::open(vec![root], host, 4).unwrap(), Choices::default())
+    }
+
+    /// Mounts the store. `hook` is called with each operation before it reaches the store.
+    fn mount_with_hook(&self, hook: impl Fn(&Operation) + Send + Sync + 'static) -> LogFs {
+        let host = Host { uid: 0, gid: 0, ..host(7, 1) };
+        let root: Arc<dyn WritableDir> = Arc::new(PosixDir::open_shared(&self.store).unwrap());
+        let root = Arc::new(CountingDir::with_hook(root, move |_, operation| hook(operation)));
         LogFs::new(Stores::open(vec![root], host, 4).unwrap(), Choices::default())
     }
 
@@ -218,6 +230,75 @@ fn a_foreign_file_with_the_name_of_a_new_log_is_not_changed() {
     }
 }
 
+/// Another mount of root gives the file to the user after `access`, and before the container.
+#[test]
+fn a_log_directory_that_is_created_while_the_owner_changes_belongs_to_the_new_owner() {
+    let Some(user_store) = UserStore::new() else { return };
+    chown(&user_store.store, Some(0), Some(0)).unwrap();
+    let container = user_store.container();
+    let to_user = |path: &Path| chown(path, Some(USER), Some(USER)).unwrap();
+    let log_directory = Arc::new(Mutex::new(None));
+    let found = Arc::clone(&log_directory);
+    let fs = user_store.mount_with_hook(move |operation| {
+        let name = Path::new(OsStr::from_bytes(&operation.path)).file_name().unwrap_or_default();
+        let path = container.join(name);
+        let mut found = found.lock().unwrap();
+        let is_new = operation.verb == "stat" && name.as_bytes().starts_with(b"logs-") && path.exists();
+        if is_new && found.is_none() {
+            assert_eq!(owner_and_mode(&path).0, 0);
+            to_user(&container);
+            *found = Some(path);
+        }
+    });
+    let new = NewEntry { permissions: 0o600, uid: 0, gid: 0 };
+    let (_, file) = fs.create(&Context::OWN, fs.root(), b"f", new, OpenMode::READ_WRITE).unwrap();
+    for name in ["meta", "access"] {
+        to_user(&user_store.container().join(name));
+    }
+    file.write_at(b"data", 0).unwrap();
+    file.sync().unwrap();
+    let path = log_directory.lock().unwrap().take().expect("the container was given to the user");
+    assert_eq!(fs::metadata(&path).unwrap().uid(), USER);
+    assert_eq!(fs::read_dir(&path).unwrap().count(), 2, "the data log and the index log");
+}
+
+/// Another mount, which could not give the new log directory to the new owner of the file, removes
+/// it before this mount opens it, or before this mount creates a log in it.
+#[test]
+fn a_log_directory_that_another_mount_removes_is_created_again() {
+    for verb in ["open directory", "create"] {
+        let Some(user_store) = UserStore::new() else { return };
+        let container = user_store.container();
+        let removed = Arc::new(Mutex::new(None));
+        let found = Arc::clone(&removed);
+        let fs = user_store.mount_with_hook(move |operation| {
+            let path = Path::new(OsStr::from_bytes(&operation.path));
+            let name_of = |path: &Path| path.file_name().map(|name| container.join(name));
+            let is_dir = verb == "open directory";
+            let logs = if is_dir { Some(path) } else { path.parent() }.and_then(name_of);
+            let Some(logs) = logs.filter(|logs| logs.to_string_lossy().contains("/logs-")) else { return };
+            let mut found = found.lock().unwrap();
+            if found.is_some() {
+                return;
+            }
+            // The other mount has created the directory first.
+            if is_dir && operation.verb == "make directory" {
+                fs::DirBuilder::new().mode(0o755).create(&logs).unwrap();
+            }
+            if operation.verb == verb {
+                fs::remove_dir(&logs).unwrap();
+                *found = Some(logs);
+            }
+        });
+        let new = NewEntry { permissions: 0o600, uid: USER, gid: USER };
+        let (_, file) = fs.create(&Context::OWN, fs.root(), b"f", new, OpenMode::READ_WRITE).unwrap();
+        file.write_at(b"data", 0).unwrap();
+        file.sync().unwrap();
+        let logs = removed.lock().unwrap().take().expect("it was removed");
+        assert_eq!(fs::read_dir(&logs).unwrap().count(), 2, "{verb}: the data log and the index log");
+    }
+}
+
 #[test]
 fn a_directory_of_another_user_in_the_trash_keeps_its_content() {
     let Some(user_store) = UserStore::new() else { return };
@@ -373,9 +454,10 @@ fn data_of_a_user_without_permission_any_more_removes_set_id_bits() {
 
 #[test]
 fn attributes_of_an_open_file_that_was_removed_can_be_changed() {
-    let Some(user_store) = UserStore::new() else { return };
     let cases = [false, true].into_iter().flat_map(|object| [(object, false), (object, true)]);
     for (seed, (begins_as_object, by_another_mount)) in (10..).zip(cases) {
+        // A new store each time: the last change allows another user to create files.
+        let Some(user_store) = UserStore::new() else { return };
         let choices = Choices { begins_as_object, ..Choices::default() };
         let (fs, other) = (user_store.mount_with(seed, choices), user_store.mount_with(seed + 100, choices));
         let caller = user(USER);
@@ -405,4 +487,51 @@ fn attributes_of_an_open_file_that_was_removed_can_be_changed() {
             assert!(change.uid.is_none_or(|uid| found.uid == uid));
         }
     }
+}
+
+/// Only the owner of an object may create its container, in which locks are.
+#[test]
+fn a_user_who_may_only_read_an_object_can_lock_it_through_roots_mount() {
+    let Some(user_store) = UserStore::new() else { return };
+    let fs = user_store.mount_with(7, Choices { begins_as_object: true, ..Choices::default() });
+    let node = write_as_user(&fs, 0o644);
+    assert!(user_store.store.join("f.container").is_file());
+    let other = user(OTHER);
+    let context = Context { caller: Some(&other), ..Context::for_process(2) };
+    let file = fs.open_as(&context, node, OpenMode::READ).unwrap();
+    let locks = file.locks().unwrap();
+    let (owner, scope) = (LockOwner(1), LockScope::ALL_BYTES);
+    // A question creates nothing.
+    assert_eq!(locks.conflicting(owner, scope, LockMode::Shared).unwrap(), None);
+    let parts = user_store.store.join(".quell/parts");
+    assert_eq!(fs::read_dir(&parts).unwrap().count(), 0);
+    assert!(locks.try_lock(owner, scope, LockMode::Shared).unwrap());
+    // The other user gets no other permission by this.
+    crate::test_stores::walk(&user_store.store, &mut |path| {
+        assert_eq!(owner_and_mode(path).0, USER, "{}", path.display());
+    });
+    assert!(fs.open_as(&context, node, OpenMode::WRITE).is_err());
+    locks.unlock(owner, scope).unwrap();
+    assert_eq!(fs::read_dir(&parts).unwrap().count(), 1);
+}
+
+/// Before the first mount, an administrator has created a directory of the user in the store.
+#[test]
+fn a_user_creates_files_in_a_directory_that_was_prepared_in_the_store() {
+    let Some(user_store) = UserStore::new() else { return };
+    chown(&user_store.store, Some(0), Some(0)).unwrap();
+    let fs = user_store.mount_with(7, Choices::default());
+    let home = user_store.store.join("home");
+    fs::create_dir(&home).unwrap();
+    chown(&home, Some(USER), Some(USER)).unwrap();
+    let parts = user_store.store.join(".quell/parts");
+    assert_eq!(owner_and_mode(&parts), (0, 0o755));
+    let caller = user(USER);
+    let context = Context { caller: Some(&caller), ..Context::for_process(1) };
+    let dir = fs.lookup(&context, fs.root(), b"home").unwrap().unwrap().into_attributes().node;
+    let new = NewEntry { permissions: 0o644, uid: USER, gid: USER };
+    let (_, file) = fs.create(&context, dir, b"f", new, OpenMode::READ_WRITE).unwrap();
+    file.write_at(b"bytes", 0).unwrap();
+    file.close().unwrap();
+    assert_eq!(owner_and_mode(&parts), (0, 0o1777));
 }

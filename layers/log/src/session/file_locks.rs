@@ -181,13 +181,17 @@ impl OwnerState {
     }
 
     fn conflicting(&mut self, container: &Container, range: LockedRange) -> Result<Option<LockedRange>> {
-        self.file(container)?.locks()?.conflicting(range)
+        // Locks are in the container.
+        match container.only_object()? {
+            Some(_) => Ok(None),
+            None => self.file(container)?.locks()?.conflicting(range),
+        }
     }
 
     /// Returns the owner's descriptor, which is opened if there is none.
     fn file(&mut self, container: &Container) -> Result<&LockFile> {
         if self.file.is_none() {
-            self.file = Some(LockFile::open(&**container.dir()?)?);
+            self.file = Some(LockFile::open(&**container.dir_for_lock()?)?);
         }
         Ok(self.file.as_ref().expect("it was opened"))
     }

@@ -45,6 +45,18 @@ pub struct Choices {
     pub begins_as_object: bool,
 }
 
+/// The maximum number of attempts to determine the attributes of a file while writers end. The last
+/// attempt may lack the data of a writer that ends during it.
+const ATTRIBUTE_ATTEMPTS_MAX: usize = 10;
+
+/// The result of one attempt to determine the attributes of a file.
+struct AttributesOnce {
+    attributes: Attributes,
+    summary: Summary,
+    /// The writers of this node that are open in `summary`, and whose data is not in `attributes`.
+    unaccounted: Vec<u64>,
+}
+
 /// A file of the mount that is open or known to the kernel.
 pub struct LogFile {
     container: Container,
@@ -481,7 +493,12 @@ impl LogFile {
     /// error. It publishes all data, because a process may hold a lock for other writers: its
     /// children, or threads that write through other descriptors.
     pub fn unlock(&self, owner: LockOwner, scope: LockScope) -> Result<()> {
-        self.publish_all().and(self.locks.unlock(owner, scope))
+        self.publish_all().and(self.unlock_unpublished(owner, scope))
+    }
+
+    /// Removes the locks of `owner` in `scope`, without publishing data.
+    pub fn unlock_unpublished(&self, owner: LockOwner, scope: LockScope) -> Result<()> {
+        self.locks.unlock(owner, scope)
     }
 
     /// Publishes the data of all writers of this node, so that other nodes see it.
@@ -635,12 +652,14 @@ impl LogFile {
 
     /// Returns the size of the file for stat(2), and the content of `meta`.
     fn size_and_summary(&self) -> Result<(u64, Summary)> {
-        self.size_of(self.container.summary()?)
+        let summary = self.container.summary()?;
+        Ok((self.size_of(&summary, &self.writers())?, summary))
     }
 
-    fn size_of(&self, summary: Summary) -> Result<(u64, Summary)> {
+    /// Returns the size of the file for stat(2). `writers` were the writers of this node after
+    /// `summary` was read.
+    fn size_of(&self, summary: &Summary, writers: &[Arc<Writer>]) -> Result<u64> {
         let (size, unknown) = summary.size();
-        let writers = self.writers();
         let own_truncation = self.sequencer().own_truncation();
         // The end that a writer knows is valid if its data is later than the last truncation.
         let is_later = |first: u64| {
@@ -649,7 +668,7 @@ impl LogFile {
             })
         };
         let (mut end, mut known, mut collected) = (FileOffset::ZERO, true, FileOffset::ZERO);
-        for writer in &writers {
+        for writer in writers {
             let state = writer.lock();
             (end, collected) = (end.max(state.end()), collected.max(state.collected_end()));
             known &= state.epochs().is_none_or(|epochs| is_later(*epochs.start()));
@@ -663,10 +682,10 @@ impl LogFile {
         known &= self.reader.is_unread() || foreign.peek().is_none();
         known &= !foreign.any(|running| (host.is_gone)(&running.holder));
         if known && unknown.iter().all(|id| writers.iter().any(|writer| writer.id() == *id)) {
-            return Ok((size.max(end.0), summary));
+            return Ok(size.max(end.0));
         }
         let known = self.reader.refreshed_size(self.read_context())?;
-        Ok((known.max(collected.0), summary))
+        Ok(known.max(collected.0))
     }
 
     pub fn attributes(&self, node: NodeId) -> Result<Attributes> {
@@ -701,15 +720,37 @@ impl LogFile {
         if self.is_object_time_set.load(Ordering::Relaxed) {
             self.flush_all()?; // collected data has no time yet
         }
+        let mut unaccounted = Vec::new();
+        for _ in 1..ATTRIBUTE_ATTEMPTS_MAX {
+            let attempt = self.attributes_once(node)?;
+            // These writers have ended, or have left their object, after `meta` was read. A name
+            // that a failed creation of a log has left has no writer, so a second attempt finds it
+            // again.
+            if attempt.unaccounted.iter().all(|id| unaccounted.contains(id)) {
+                return Ok((attempt.attributes, attempt.summary));
+            }
+            unaccounted = attempt.unaccounted;
+        }
+        let AttributesOnce { attributes, summary, .. } = self.attributes_once(node)?;
+        Ok((attributes, summary))
+    }
+
+    /// Reads `meta`, and determines the attributes from it and from the writers of this node.
+    fn attributes_once(&self, node: NodeId) -> Result<AttributesOnce> {
         let (access, summary) = self.container.access_and_summary()?;
         self.has_set_id.store(access.mode & SET_ID != 0, Ordering::Relaxed);
-        let (size_bytes, summary) = self.size_of(summary)?;
+        let writers = self.writers();
+        let size_bytes = self.size_of(&summary, &writers)?;
         let mut written = summary.written();
         let mut data_bytes = summary.data_bytes();
-        for writer in self.writers() {
+        let mut open = Vec::new();
+        for writer in writers {
             let mut state = writer.lock();
             if summary.has_set_time() {
                 state.flush(self, writer.id())?; // collected data has no time yet
+            }
+            if !state.has_ended() {
+                open.push(writer.id());
             }
             // An object that has ended is in the summary.
             if summary.closed.iter().all(|closed| closed.writer != writer.id()) {
@@ -721,6 +762,8 @@ impl LogFile {
                 written = written.max(state.modified()?);
             }
         }
+        let own = summary.open.iter().map(|running| running.writer).filter(|&id| self.is_own(id));
+        let unaccounted = own.filter(|id| !open.contains(id)).collect();
         let foreign = summary.open.iter().filter(|running| !self.is_own(running.writer));
         data_bytes += foreign
             .filter_map(|running| running.published)
@@ -740,7 +783,7 @@ impl LogFile {
             modified,
             changed: modified.max(access.changed),
         };
-        Ok((attributes, summary))
+        Ok(AttributesOnce { attributes, summary, unaccounted })
     }
 
     /// Returns the permissions, without effective set-id bits if a user other than the owner and

@@ -26,6 +26,8 @@
 mod blocked_io_test;
 mod buffer;
 mod collected;
+#[cfg(test)]
+mod ending_writer_test;
 mod extent_map;
 mod failures;
 mod file_locks;

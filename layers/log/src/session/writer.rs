@@ -134,11 +134,22 @@ struct Logs {
 
 /// The state of an object as a data log.
 struct ObjectLog {
-    /// The object shows that its writer appends no more data.
-    is_ended: bool,
+    progress: ObjectProgress,
     /// A failed write may have left bytes after the last frame. They are removed before anything
     /// else is written, because the size of the object must show its last frame.
     has_tail: bool,
+}
+
+/// Whether the writer appends data to its object.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ObjectProgress {
+    /// It may append data.
+    Open,
+    /// It has begun to end the object, and does not continue it even if this has failed: other
+    /// processes may have seen the end, and do not read a frame after it.
+    Ending,
+    /// The object shows that its writer appends no more data, and other nodes see this.
+    Ended,
 }
 
 impl Writer {
@@ -168,7 +179,7 @@ impl Writer {
             let mut state = writer.lock();
             let holder = container.host().holder.clone();
             let running = Running { writer: id, first_epoch: FIRST_EPOCH, holder, published: None };
-            let object = Some(ObjectLog { is_ended: false, has_tail: false });
+            let object = Some(ObjectLog { progress: ObjectProgress::Open, has_tail: false });
             state.logs = Some(Logs { object, ..Logs::new(data, container, running) });
             (state.first_epoch, state.last) =
                 (FIRST_EPOCH, Order { epoch: FIRST_EPOCH, sequence: 0, writer: id });
@@ -253,6 +264,11 @@ impl LockedWriter {
         self.logs.as_ref().map(|_| self.first_epoch..=self.last.epoch)
     }
 
+    /// Returns true if the writer has written data and has ended.
+    pub fn has_ended(&self) -> bool {
+        self.logs.is_none() && self.log_end.payload.0 > 0
+    }
+
     /// Returns the size of the data log, with the collected data. Without data, there is no log.
     pub fn data_bytes(&self) -> u64 {
         match self.logs.is_some() || !self.buffer.is_empty() {
@@ -271,7 +287,8 @@ impl LockedWriter {
     pub fn may_extend_object(&self, offset: FileOffset, end: FileOffset) -> bool {
         let object = self.logs.as_ref().and_then(|logs| logs.object.as_ref());
         // A truncation by another mount may cover the bytes that a failed write has left.
-        let is_intact = object.is_some_and(|object| !object.is_ended && !object.has_tail);
+        let is_intact =
+            object.is_some_and(|object| object.progress == ObjectProgress::Open && !object.has_tail);
         let next = self.log_end.payload.0 + self.buffer.len() as u64;
         is_intact && is_frame_boundary(self.log_end) && offset.0 == next && end.0 <= OBJECT_PAYLOAD_MAX
     }
@@ -332,26 +349,26 @@ impl LockedWriter {
         let log_end = self.log_end;
         let Some(logs) = &mut self.logs else { return Ok(()) };
         let Some(object) = &mut logs.object else { return Ok(()) };
-        if !object.is_ended {
-            object.remove_tail(&*logs.data, log_end)?;
-            // A last frame that is not full shows the end by itself.
-            if is_frame_boundary(log_end) {
-                let modified = logs.data.stat_from_server()?.modified;
-                object.has_tail = true; // in case the write fails
-                logs.data
-                    .write_at(OBJECT_END, log_end.log_offset)
-                    .inspect_err(|_| logs.is_doubtful = true)?;
-                object.has_tail = false;
-                // The time of the object is the modification time of the file, whose content is the
-                // same as before.
-                let time = Change { modified: Some(modified), ..Change::default() };
-                if let Err(error) = logs.data.change(&time) {
-                    tracing::debug!(%error, "cannot restore the modification time of an object");
-                }
-            }
-            logs.write_back(file, id, log_end)?;
-            logs.object.as_mut().expect("it was there").is_ended = true;
+        if object.progress == ObjectProgress::Ended {
+            return Ok(());
         }
+        object.progress = ObjectProgress::Ending;
+        object.remove_tail(&*logs.data, log_end)?;
+        // A last frame that is not full shows the end by itself.
+        if is_frame_boundary(log_end) {
+            let modified = logs.data.stat_from_server()?.modified;
+            object.has_tail = true; // in case the write fails
+            logs.data.write_at(OBJECT_END, log_end.log_offset).inspect_err(|_| logs.is_doubtful = true)?;
+            object.has_tail = false;
+            // The time of the object is the modification time of the file, whose content is the
+            // same as before.
+            let time = Change { modified: Some(modified), ..Change::default() };
+            if let Err(error) = logs.data.change(&time) {
+                tracing::debug!(%error, "cannot restore the modification time of an object");
+            }
+        }
+        logs.write_back(file, id, log_end)?;
+        logs.object.as_mut().expect("it was there").progress = ObjectProgress::Ended;
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use quell_posix::{WritableDir, assume};
-use quell_vfs::{Change, ErrorKind, Result};
+use quell_vfs::{Change, ErrorKind, Result, errno};
 
 use crate::stores::host::Host;
 
@@ -53,16 +53,25 @@ pub(crate) fn create_or_open_dir_for(
 }
 
 /// Gives a directory that this process has just created to `owner` (uid and gid).
+///
+/// # Errors
+///
+/// EPERM if the parent has got another owner since the directory was created. Then the directory is
+/// removed, because its owner is wrong, unless another process has already created a file in it.
 fn give_new_dir(parent: &dyn WritableDir, name: &[u8], owner: Option<(u32, u32)>) -> Result<()> {
     let Some((uid, gid)) = owner else { return Ok(()) };
     // The owner of the parent may have replaced the new directory. `change` refuses a directory
     // that does not belong to the owner of its parent (`PosixDir::open_shared`).
     let made = parent.stat(name)?;
-    if (made.uid, made.gid) != (uid, gid) {
-        let owner = Change { uid: Some(uid), gid: Some(gid), ..Change::default() };
-        parent.change(name, &owner)?;
+    if (made.uid, made.gid) == (uid, gid) {
+        return Ok(());
     }
-    Ok(())
+    let owner = Change { uid: Some(uid), gid: Some(gid), ..Change::default() };
+    parent.change(name, &owner).inspect_err(|error| {
+        if error.errno() == errno::EPERM {
+            let _ = parent.remove_dir(name); // fails if the directory has files
+        }
+    })
 }
 
 /// Opens the directory `stored` in `dirs`, which is one directory opened in every store. Creates it

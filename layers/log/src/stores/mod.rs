@@ -29,6 +29,6 @@ pub use roles::Role;
 pub use scratch::EXTENTS_MAX;
 pub use scratch::Scratch;
 pub use set::Stores;
-pub(crate) use store::FILE_PERMISSIONS;
+pub(crate) use store::{FILE_PERMISSIONS, OTHERS_WRITE};
 pub use store::{Root, StoreNumber, is_store};
 pub(crate) use store_list::StoreList;

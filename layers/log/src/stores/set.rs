@@ -2,13 +2,13 @@
 //! gives access to the directories of each store.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use quell_posix::{WritableDir, assume, assumed};
 use quell_vfs::{Error, ErrorKind, Result, Space, errno};
 
-use crate::format::{Member, NEW_DIR, OWN, StoreMap, file_name_bytes_max, is_own};
+use crate::format::{Member, NEW_DIR, OWN, StoreMap, file_name_bytes_max};
 use crate::locks::{Rank, RankedMutex, RankedRwLock};
 use crate::not_found::none_if_not_found;
 use crate::stores::errors::{not_a_member, not_given, refused};
@@ -22,7 +22,7 @@ use crate::stores::map_update::{Opener, newer_stores};
 use crate::stores::only_user::{CreationState, OnlyUserPeriod, OnlyUserPeriods};
 use crate::stores::roles::{Role, change_roles, check_is_used, map_of};
 use crate::stores::store::{
-    Root, Store, StoreNumber, check_free, is_store, open_or_create_stores, open_stores,
+    Root, Store, StoreNumber, check_free, has_only_own_names, is_store, open_or_create_stores, open_stores,
 };
 use crate::stores::store_list::StoreList;
 use crate::stores::use_lock::UseLock;
@@ -43,6 +43,10 @@ pub struct Stores {
     /// The number of containers of objects that this process has begun to create.
     creations: AtomicU64,
     known_objects: KnownObjects,
+    /// Users other than the owner of the stores can create containers.
+    has_other_writers: AtomicBool,
+    /// The owner of all stores, if they have the same owner.
+    owner: Option<u32>,
 }
 
 impl std::fmt::Debug for Stores {
@@ -79,8 +83,7 @@ impl Stores {
             None if opened.len() == 1 => map_of(&opened),
             None => {
                 for store in &opened {
-                    let names = store.root.dir.names()?;
-                    if names.iter().any(|name| !is_own(name)) {
+                    if !has_only_own_names(&*store.root.dir)? {
                         return Err(refused(
                             &store.root.path,
                             "it has files and does not yet belong to the others: `quell log rebalance STORE --add OTHER` \
@@ -93,6 +96,7 @@ impl Stores {
                 write_new_map(&opened, first.keeper(), first, &host)?
             }
         };
+        allow_the_same_writers(&opened, false)?;
         Stores::new(opened, &map, host, directories)
     }
 
@@ -157,6 +161,8 @@ impl Stores {
             }
             false => {
                 let before = if now.members.is_empty() { &next } else { &now };
+                // Other users create files in a new store as soon as the map names it.
+                allow_the_same_writers(&opened, false)?;
                 write_new_map(&opened, before.keeper(), next, &host)?
             }
         };
@@ -169,6 +175,7 @@ impl Stores {
                 None => {}
             }
         }
+        allow_the_same_writers(&opened, false)?;
         Ok(Stores { use_locks, ..Stores::new(opened, &map, host, directories)? })
     }
 
@@ -200,6 +207,16 @@ impl Stores {
                 None => return Err(not_given(member)),
             }
         }
+        let (has_other_writers, owner) = match ordered.iter().map(Store::writers).collect::<Result<Vec<_>>>()
+        {
+            Ok(writers) => {
+                let owner = writers[0].owner;
+                let is_same = writers.iter().all(|writers| writers.owner == owner);
+                (writers.iter().any(|writers| writers.has_others), is_same.then_some(owner))
+            }
+            // An incomplete store is not known to be private.
+            Err(_) => (true, None),
+        };
         Ok(Stores {
             list: RankedRwLock::new(Rank::Leaf, Arc::new(StoreList::new(ordered, map))),
             looking: RankedMutex::new(Rank::PlacementMap, ()),
@@ -211,6 +228,8 @@ impl Stores {
             only_user: OnlyUserPeriods::new(),
             creations: AtomicU64::new(0),
             known_objects: KnownObjects::new(),
+            has_other_writers: AtomicBool::new(has_other_writers),
+            owner,
         })
     }
 
@@ -245,6 +264,9 @@ impl Stores {
             _ => Ok(false),
         };
         if matches!(is_only_user, Ok(true)) {
+            if self.only_user_period().is_none() {
+                self.read_other_writers()?;
+            }
             self.only_user.confirm(until, Instant::now());
         }
         is_only_user
@@ -326,6 +348,9 @@ impl Stores {
             stores_before = now.len(),
             "using a newer placement map"
         );
+        if self.has_other_writers() {
+            allow_the_same_writers(&newer.stores, true)?;
+        }
         *self.list.write() = Arc::new(newer);
         Ok(true)
     }
@@ -364,6 +389,47 @@ impl Stores {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Returns true if users other than the owner of the stores can create containers, as far as
+    /// this process knows.
+    pub(crate) fn has_other_writers(&self) -> bool {
+        self.has_other_writers.load(Ordering::Relaxed)
+    }
+
+    /// Returns the same as [`has_other_writers`](Self::has_other_writers), also after a change by
+    /// another process.
+    pub(crate) fn has_other_writers_now(&self) -> Result<bool> {
+        // The only user has read this at the beginning of its period.
+        if self.has_other_writers() || self.only_user_period().is_some() {
+            return Ok(self.has_other_writers());
+        }
+        self.read_other_writers()?;
+        Ok(self.has_other_writers())
+    }
+
+    fn read_other_writers(&self) -> Result<()> {
+        for store in &self.list().stores {
+            if store.has_other_writers()? {
+                self.has_other_writers.store(true, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares the stores for write permission of `user` to a file or directory, or of any user if
+    /// it is `None`: allows all users to create containers, unless `user` is root or the owner of
+    /// the stores. Must be called before the permission is given.
+    pub(crate) fn allow_writer(&self, user: Option<u32>) -> Result<()> {
+        let is_known = user == Some(0) || user.is_some() && user == self.owner;
+        if self.has_other_writers() || is_known {
+            return Ok(());
+        }
+        // The process's own credentials, because the directories belong to the owner of the store.
+        let _process = assume(None)?;
+        self.list().stores.iter().try_for_each(Store::allow_other_writers)?;
+        self.has_other_writers.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -482,6 +548,15 @@ impl Stores {
         }
         sum.name_bytes_max = file_name_bytes_max(sum.name_bytes_max);
         Ok(sum)
+    }
+}
+
+/// Allows all users to create containers in all stores, if they can do so in one of them, or if
+/// `is_open` is set. An incomplete store is not known to be private.
+fn allow_the_same_writers(stores: &[Store], is_open: bool) -> Result<()> {
+    match is_open || stores.iter().any(|store| store.has_other_writers().unwrap_or(true)) {
+        true => stores.iter().try_for_each(Store::allow_other_writers),
+        false => Ok(()),
     }
 }
 

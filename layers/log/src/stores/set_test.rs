@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use quell_testkit::MemoryStore;
+use quell_vfs::Change;
 
 use super::*;
 use crate::format::number_name;
@@ -227,4 +228,82 @@ fn a_repeated_drain_closes_a_store_for_mounts_that_have_the_directory_of_new_fil
             break;
         }
     }
+}
+
+/// Returns the permissions of `new`, `trash` and `parts`.
+fn work_dirs(store: &MemoryStore) -> [u32; 3] {
+    let own = store.root().open_writable_dir(OWN).unwrap();
+    [NEW_DIR, b"trash", b"parts"].map(|name| own.stat(name).unwrap().mode & 0o7777)
+}
+
+#[test]
+fn only_the_owner_creates_containers_in_a_store_until_other_users_may_write() {
+    for (permissions, expected) in [(0o700, 0o755), (0o755, 0o755), (0o775, 0o1777), (0o1777, 0o1777)] {
+        let stores = memory(1);
+        let change = Change { permissions: Some(permissions), ..Change::default() };
+        stores[0].root().change(b"", &change).unwrap();
+        let opened = open(&stores, &[0]).unwrap();
+        assert_eq!(work_dirs(&stores[0]), [expected; 3], "{permissions:o}");
+        assert_eq!(opened.has_other_writers(), expected == 0o1777, "{permissions:o}");
+        // The user 1000 owns the store.
+        for owner in [0, 1000] {
+            opened.allow_writer(Some(owner)).unwrap();
+            assert_eq!(work_dirs(&stores[0]), [expected; 3], "{permissions:o}");
+        }
+        opened.allow_writer(Some(1001)).unwrap();
+        assert!(opened.has_other_writers());
+        assert_eq!(work_dirs(&stores[0]), [0o1777; 3], "{permissions:o}");
+        assert!(open(&stores, &[0]).unwrap().has_other_writers());
+    }
+}
+
+#[test]
+fn all_stores_of_a_set_have_the_same_writers() {
+    let stores = memory(3);
+    open(&stores, &[0]).unwrap().allow_writer(None).unwrap();
+    open(&stores, &[1]).unwrap();
+    change(&stores, &[(0, Role::Keep), (1, Role::Add)]).unwrap();
+    assert_eq!([0, 1].map(|place| work_dirs(&stores[place])), [[0o1777; 3]; 2]);
+    // A store that was drained gets `new` with the same permissions again.
+    change(&stores, &[(0, Role::Keep), (1, Role::Drain)]).unwrap();
+    change(&stores, &[(0, Role::Keep), (1, Role::Add)]).unwrap();
+    assert_eq!(work_dirs(&stores[1]), [0o1777; 3]);
+    let stores = memory(2);
+    open(&stores, &[0, 1]).unwrap();
+    change(&stores, &[(0, Role::Drain), (1, Role::Keep)]).unwrap();
+    change(&stores, &[(0, Role::Add), (1, Role::Keep)]).unwrap();
+    assert_eq!([0, 1].map(|place| work_dirs(&stores[place])), [[0o755; 3]; 2]);
+}
+
+#[test]
+fn a_store_in_a_directory_with_other_names_is_open_to_their_owners() {
+    let stores = memory(1);
+    stores[0].root().make_dir(b"alice", 0o700).unwrap();
+    open(&stores, &[0]).unwrap();
+    assert_eq!(work_dirs(&stores[0]), [0o1777; 3]);
+}
+
+#[test]
+fn stores_that_an_interruption_has_left_partly_closed_are_opened() {
+    let stores = memory(2);
+    open(&stores, &[0, 1]).unwrap().allow_writer(None).unwrap();
+    for (place, name) in [(0, NEW_DIR), (1, NEW_DIR), (1, b"trash"), (1, b"parts")] {
+        let change = Change { permissions: Some(0o755), ..Change::default() };
+        stores[place].root().open_writable_dir(OWN).unwrap().change(name, &change).unwrap();
+    }
+    open(&stores, &[0, 1]).unwrap();
+    assert_eq!([0, 1].map(|place| work_dirs(&stores[place])), [[0o1777; 3]; 2]);
+}
+
+#[test]
+fn a_store_is_open_to_other_users_before_a_map_names_it() {
+    let stores = memory(2);
+    open(&stores, &[0]).unwrap().allow_writer(None).unwrap();
+    // The map is renamed to its place in the first store.
+    stores[0].fail(|operation| (operation.verb == "rename").then_some(errno::EIO));
+    let roles = [(0, Role::Keep), (1, Role::Add)];
+    change(&stores, &roles).unwrap_err();
+    assert_eq!(work_dirs(&stores[1]), [0o1777; 3]);
+    stores[0].fail_nothing();
+    change(&stores, &roles).unwrap();
 }

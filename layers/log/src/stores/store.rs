@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use quell_posix::WritableDir;
-use quell_vfs::{Error, ErrorKind, Kind, Rename, Result};
+use quell_vfs::{Change, Error, ErrorKind, Kind, Rename, Result, errno};
 
 use crate::format::{
     BLOCK_BYTES, CLOSED_NEW_DIR, HEAD_BYTES, Head, HeadKind, NEW_DIR, OWN, PARTS_DIR, STORE_RECORD,
@@ -22,9 +22,16 @@ pub type StoreNumber = usize;
 const OWN_PERMISSIONS: u32 = 0o755;
 /// Permissions of the record, of maps, and of files that stand for log directories.
 pub(crate) const FILE_PERMISSIONS: u32 = 0o644;
-/// Permissions of `new`, `trash` and `parts`: every user with write permission to the store creates
-/// containers there, and may remove only their own.
+/// The directories of a store in which processes create and remove containers.
+const WORK_DIRS: [&[u8]; 3] = [NEW_DIR, TRASH_DIR, PARTS_DIR];
+/// Permissions of `new`, `trash` and `parts` as long as only the owner of the store has write
+/// permission to files and directories in it.
+const PRIVATE_PERMISSIONS: u32 = 0o755;
+/// Permissions of `new`, `trash` and `parts` otherwise: every user with write permission to a
+/// directory of the store creates containers there, and may remove only their own.
 const SHARED_PERMISSIONS: u32 = 0o1777;
+/// The permissions with which users other than the owner write.
+pub(crate) const OTHERS_WRITE: u32 = 0o022;
 
 /// A directory that is or becomes a store, and its path in messages.
 #[derive(Clone)]
@@ -39,6 +46,14 @@ impl std::fmt::Debug for Root {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Root").field("path", &String::from_utf8_lossy(&self.path)).finish_non_exhaustive()
     }
+}
+
+/// The users that can create containers in a store.
+pub(crate) struct Writers {
+    /// The owner of the store, who always can.
+    pub owner: u32,
+    /// All other users can, too.
+    pub has_others: bool,
 }
 
 /// An open store.
@@ -112,8 +127,57 @@ impl Store {
 
     /// Allows new containers again in a store that was drained.
     pub fn open_for_new(&self) -> Result<()> {
-        open_or_create_dir(&*self.own, NEW_DIR, SHARED_PERMISSIONS).map(drop)
+        let permissions = work_dir_permissions(self.has_other_writers()?);
+        open_or_create_dir(&*self.own, NEW_DIR, permissions).map(drop)
     }
+
+    /// Returns the users that can create containers.
+    pub fn writers(&self) -> Result<Writers> {
+        let parts = self.own.stat(PARTS_DIR)?;
+        Ok(Writers { owner: parts.uid, has_others: parts.mode & OTHERS_WRITE != 0 })
+    }
+
+    /// Returns true if users other than the owner of the store can create containers.
+    pub fn has_other_writers(&self) -> Result<bool> {
+        Ok(self.writers()?.has_others)
+    }
+
+    /// Returns true if all users can create names in all directories for which this is intended.
+    fn is_open_to_all(&self) -> Result<bool> {
+        for name in WORK_DIRS {
+            // A drained store has no `new`.
+            let found = none_if_not_found(self.own.stat(name))?;
+            if found.is_some_and(|stat| stat.mode & OTHERS_WRITE != OTHERS_WRITE) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Allows all users to create containers. Does nothing if this process may not do this.
+    pub fn allow_other_writers(&self) -> Result<()> {
+        if self.is_open_to_all()? {
+            return Ok(());
+        }
+        let change = Change { permissions: Some(SHARED_PERMISSIONS), ..Change::default() };
+        for name in WORK_DIRS {
+            match none_if_not_found(self.own.change(name, &change)) {
+                Err(error) if matches!(error.errno(), errno::EPERM | errno::EACCES | errno::EROFS) => {}
+                changed => drop(changed?),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the permissions of `new`, `trash` and `parts`.
+fn work_dir_permissions(has_other_writers: bool) -> u32 {
+    if has_other_writers { SHARED_PERMISSIONS } else { PRIVATE_PERMISSIONS }
+}
+
+/// Returns true if a directory has no names other than those of a store itself.
+pub(crate) fn has_only_own_names(root: &dyn WritableDir) -> Result<bool> {
+    Ok(root.names()?.iter().all(|name| is_own(name)))
 }
 
 /// Returns true if this directory is a store.
@@ -154,7 +218,7 @@ pub(crate) fn open_stores(roots: Vec<Root>) -> Result<Vec<Store>> {
 
 /// Refuses to add a store that is not empty.
 pub(crate) fn check_free(root: &Root) -> Result<()> {
-    match root.dir.names()?.iter().all(|name| is_own(name)) {
+    match has_only_own_names(&*root.dir)? {
         true => Ok(()),
         false => {
             Err(refused(&root.path, "it is not empty: name an empty directory for the new store".into()))
@@ -169,8 +233,12 @@ fn create_store(root: &dyn WritableDir, host: &Host) -> Result<()> {
     let temporary = [OWN, b"-", &number_name(number)[..]].concat();
     root.make_dir(&temporary, OWN_PERMISSIONS)?;
     let dir = root.open_writable_dir(&temporary)?;
-    for name in [NEW_DIR, TRASH_DIR, PARTS_DIR] {
-        dir.make_dir(name, SHARED_PERMISSIONS)?;
+    let owner = root.stat_self()?;
+    let is_private = owner.uid == dir.stat_self()?.uid && owner.mode & OTHERS_WRITE == 0;
+    // Existing directories may belong to other users.
+    let has_other_writers = !is_private || !has_only_own_names(root)?;
+    for name in WORK_DIRS {
+        dir.make_dir(name, work_dir_permissions(has_other_writers))?;
     }
     let head = Head {
         kind: HeadKind::Store,
