@@ -255,9 +255,10 @@ impl Server {
         // Clients that look for a server meanwhile wait for the next server.
         let removed = self.files.remove();
         let mut threads = lock(&self.threads);
-        // The waiting commits are refused before the connections end, so that the clients get these
-        // replies.
+        // The waiting commits, and the requests of users whose groups are not known, are refused
+        // before the connections end, so that the clients get these replies.
         threads.commits.refuse_waiting();
+        threads.users.iter().for_each(UserClients::refuse_waiting);
         // This process completes the commits whose verifications are abandoned.
         self.store.store().auxiliaries().close();
         self.connections.stop(limit);

@@ -4,11 +4,11 @@
 //! own do it, when the first request of a client arrives. The requests of the client wait
 //! meanwhile.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use quell_batch::{Requester, ServedStore, UserKey};
 use quell_threads::{TimedCalls, lock};
@@ -22,6 +22,14 @@ const LOOKUP_LIMIT: Duration = Duration::from_secs(10);
 /// The largest number of look-ups that have taken longer and have not returned. While there are so
 /// many, no further user is looked up.
 const BLOCKED_MAX: usize = 4;
+/// The largest number of waiting requests of one user. The server has at most 1,000 requests at a
+/// time.
+const WAITING_OF_USER_MAX: usize = 250;
+/// The time for which a user whom the databases do not know as a member of the group is refused
+/// without another look-up.
+const REFUSAL_TIME: Duration = Duration::from_secs(10);
+/// The largest number of such users.
+const REFUSED_MAX: usize = 1000;
 
 /// The reason for which a request is refused when the server ends.
 const SERVER_ENDS: &str = "the server ends; repeat the command when the next server runs";
@@ -56,6 +64,8 @@ struct Shared {
     find: TimedCalls<u32, io::Result<Option<UserGroups>>>,
     queue: Mutex<Queue>,
     added: Condvar,
+    /// For each refused user, the time at which the refusal ends, and its reason.
+    refused: Mutex<HashMap<u32, (Instant, String)>>,
 }
 
 #[derive(Default)]
@@ -63,6 +73,13 @@ struct Queue {
     /// The connections limit the number of requests.
     waiting: VecDeque<Waiting>,
     is_ending: bool,
+}
+
+impl Queue {
+    /// Returns the number of waiting requests of a user.
+    fn waiting_of(&self, uid: u32) -> usize {
+        self.waiting.iter().filter(|waiting| waiting.client.key.uid == uid).count()
+    }
 }
 
 /// A request of a client whose groups are not known yet.
@@ -105,7 +122,8 @@ impl UserClients {
     ) -> io::Result<UserClients> {
         let find = TimedCalls::new(move |uid: &u32| find(*uid), LOOKUP_LIMIT, BLOCKED_MAX);
         let (queue, added) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { store, workers, group, find, queue, added });
+        let refused = Mutex::default();
+        let shared = Arc::new(Shared { store, workers, group, find, queue, added, refused });
         let mut clients = UserClients { shared, threads: Vec::new() };
         for _ in 0..LOOKUPS {
             let shared = clients.shared.clone();
@@ -129,9 +147,9 @@ impl UserClients {
         })
     }
 
-    /// Refuses the requests of clients whose groups are not known, and ends the threads. A second
-    /// call does nothing.
-    pub(crate) fn end(&mut self) {
+    /// Refuses the requests of clients whose groups are not known, from now on. A second call does
+    /// nothing.
+    pub(crate) fn refuse_waiting(&self) {
         let mut queue = lock(&self.shared.queue);
         queue.is_ending = true;
         let waiting = std::mem::take(&mut queue.waiting);
@@ -140,6 +158,12 @@ impl UserClients {
         for Waiting { reply, .. } in waiting {
             self.shared.refuse(reply, ErrorKind::Busy, SERVER_ENDS);
         }
+    }
+
+    /// Refuses the requests of clients whose groups are not known, and ends the threads. A second
+    /// call does nothing.
+    pub(crate) fn end(&mut self) {
+        self.refuse_waiting();
         for thread in self.threads.drain(..) {
             // The panic hook has reported a panic of the thread.
             let _ = thread.join();
@@ -158,10 +182,21 @@ impl Handler for Requests {
         if let Some(handler) = client.handler.get() {
             return handler.handle(request, reply);
         }
+        let uid = client.key.uid;
+        if let Some(reason) = shared.known_refusal(uid) {
+            return shared.refuse(reply, ErrorKind::PermissionDenied, &reason);
+        }
         let mut queue = lock(&shared.queue);
-        if queue.is_ending {
+        let refusal = match queue.is_ending {
+            true => Some(SERVER_ENDS.to_owned()),
+            false if queue.waiting_of(uid) >= WAITING_OF_USER_MAX => {
+                Some(format!("{WAITING_OF_USER_MAX} requests of user {uid} wait for the groups of this user"))
+            }
+            false => None,
+        };
+        if let Some(reason) = refusal {
             drop(queue);
-            return shared.refuse(reply, ErrorKind::Busy, SERVER_ENDS);
+            return shared.refuse(reply, ErrorKind::Busy, &reason);
         }
         queue.waiting.push_back(Waiting { client: client.clone(), request, reply });
         drop(queue);
@@ -186,6 +221,24 @@ impl Shared {
         }
     }
 
+    /// Returns the reason for which a user was refused a short time ago.
+    fn known_refusal(&self, uid: u32) -> Option<String> {
+        let refused = lock(&self.refused);
+        let (_, reason) = refused.get(&uid).filter(|(until, _)| Instant::now() < *until)?;
+        Some(reason.clone())
+    }
+
+    /// Keeps a refusal, and returns it.
+    fn refusal(&self, uid: u32, reason: String) -> (ErrorKind, String) {
+        let now = Instant::now();
+        let mut refused = lock(&self.refused);
+        refused.retain(|_, (until, _)| now < *until);
+        if refused.len() < REFUSED_MAX {
+            refused.insert(uid, (now + REFUSAL_TIME, reason.clone()));
+        }
+        (ErrorKind::PermissionDenied, reason)
+    }
+
     /// Waits for a request. `None` when the threads end.
     fn next(&self) -> Option<Waiting> {
         let is_idle = |queue: &mut Queue| queue.waiting.is_empty() && !queue.is_ending;
@@ -200,13 +253,17 @@ impl Shared {
             return Ok(handler.clone());
         }
         let uid = client.key.uid;
+        // Another request of the user may have waited at the same time.
+        if let Some(reason) = self.known_refusal(uid) {
+            return Err((ErrorKind::PermissionDenied, reason));
+        }
         let UserGroups { gid, groups } = self.groups_of(uid)?;
         if gid != self.group && !groups.contains(&self.group) {
             let reason = format!(
                 "user {uid} is not a member of group {}, the group of the store, on the node of the server",
                 self.group
             );
-            return Err((ErrorKind::PermissionDenied, reason));
+            return Err(self.refusal(uid, reason));
         }
         // The requests are executed as those of a client at the socket with these groups.
         let handler = PeerUser::mapped(uid, gid, groups).and_then(|user| {
@@ -215,10 +272,7 @@ impl Shared {
         });
         match handler {
             Some(handler) => Ok(client.handler.get_or_init(|| handler).clone()),
-            None => Err((
-                ErrorKind::PermissionDenied,
-                format!("the server does not accept group {gid} of user {uid}"),
-            )),
+            None => Err(self.refusal(uid, format!("the server does not accept group {gid} of user {uid}"))),
         }
     }
 
@@ -229,8 +283,7 @@ impl Shared {
         match self.find.results([uid]).pop().flatten() {
             Some(Ok(Some(groups))) => Ok(groups),
             Some(Ok(None)) => {
-                let reason = format!("user {uid} is not known on the node of the server");
-                Err((ErrorKind::PermissionDenied, reason))
+                Err(self.refusal(uid, format!("user {uid} is not known on the node of the server")))
             }
             Some(Err(error)) => Err(unavailable(error.to_string())),
             None => Err(unavailable("the databases on the node of the server do not answer".into())),

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use quell_batch::{BatchFs, MarkerLocation, OpenBatch, StoreAccess, TransactionOutcome};
 use quell_batch_server::ServerOptions;
-use quell_batch_service::{NewNode, ROOT, SummaryState};
+use quell_batch_service::{NewNode, ROOT, Reply, Request, SummaryState};
 use quell_testkit::MemoryStore;
 use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
-use quell_vfs::{Context, Error, ErrorKind, FileSystem, OpenMode, Writable};
+use quell_vfs::{Context, Error, ErrorKind, FileSystem, NodeId, OpenMode, Writable};
 
 use served::{LONG, NEW, NOW, Served};
 
@@ -55,7 +55,7 @@ fn random_histories_of_two_mounts_match_the_model() {
 }
 
 fn write(fs: &dyn Writable, name: &str, bytes: &[u8]) {
-    let root = quell_vfs::NodeId(ROOT);
+    let root = NodeId(ROOT);
     let (created, file) = fs.create(&Context::OWN, root, name.as_bytes(), NEW, OpenMode::READ_WRITE).unwrap();
     file.write_at(bytes, 0).unwrap();
     file.close().unwrap();
@@ -244,7 +244,6 @@ fn operations_are_executed_while_all_threads_for_commits_are_in_use() {
 
 #[test]
 fn a_server_that_ends_executes_the_commits_that_it_has_begun_and_refuses_the_others() {
-    use quell_batch_service::{Reply, Request};
     use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, Role};
     let options = ServerOptions { threads: 1, commits_max: 1, ..ServerOptions::default() };
     let mut served = Served::start_with(false, options);
@@ -300,7 +299,6 @@ fn a_server_that_ends_executes_the_commits_that_it_has_begun_and_refuses_the_oth
 
 #[test]
 fn a_repeated_commit_gets_the_result_of_the_first_one() {
-    use quell_batch_service::{Reply, Request};
     let served = Served::start(false);
     let batch = OpenBatch::begin(served.access(), b"", "job", false).unwrap();
     let fs = batch.file_system();
@@ -327,6 +325,53 @@ fn a_repeated_commit_gets_the_result_of_the_first_one() {
             assert_eq!(summary.state, SummaryState::Committed { entries: 2000, conflicts: 0 });
         }
     });
+}
+
+#[test]
+fn a_commit_and_an_abort_whose_replies_were_lost_can_be_repeated() {
+    let mut served = Served::start(false);
+    let committed = SummaryState::Committed { entries: 1, conflicts: 0 };
+    let batch = OpenBatch::begin(served.access(), b"", "committed", false).unwrap();
+    write(&*batch.file_system(), "file", b"bytes");
+    batch.prepare().unwrap();
+    let Reply::Batch(first) = served.raw(&Request::Commit { batch: batch.record().number }).unwrap() else {
+        panic!()
+    };
+    assert_eq!(first.state, committed);
+    // The server has removed the written changes, and the next one has not sent the reply.
+    served.restart(false);
+    assert_eq!(batch.commit(LONG).unwrap().state, committed);
+    assert_eq!(batch.commit_later(LONG).unwrap().state, committed);
+
+    let batch = OpenBatch::begin(served.access(), b"", "aborted", false).unwrap();
+    let number = batch.record().number;
+    let Reply::Batch(first) = served.raw(&Request::Abort { batch: number }).unwrap() else { panic!() };
+    assert_eq!(first.state, SummaryState::Aborted);
+    assert_eq!(batch.abort(LONG).unwrap(), first);
+    // The next server does not have the replies of this one.
+    served.restart(false);
+    assert_eq!(batch.abort(LONG).unwrap(), first);
+    let refused = batch.commit(LONG).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::NotFound, "{refused}");
+}
+
+#[test]
+fn the_error_of_a_file_is_returned_by_each_repetition_of_the_commit() {
+    let served = Served::start(false);
+    let batch = OpenBatch::begin(served.access(), b"", "job", false).unwrap();
+    let fs = batch.file_system();
+    write(&*fs, "file", b"bytes");
+    let root = NodeId(ROOT);
+    let (_, removed) = fs.create(&Context::OWN, root, b"removed", NEW, OpenMode::READ_WRITE).unwrap();
+    removed.write_at(&[1; 100_000], 0).unwrap();
+    fs.remove(&Context::OWN, root, b"removed").unwrap();
+    // The data file of the removed file is missing when the commit removes it.
+    std::fs::remove_dir_all(served.path().join("data").join(batch.record().number.to_string())).unwrap();
+    let first = batch.commit(LONG).unwrap_err();
+    assert_eq!(size_of(&served.mount(), "file"), Some(5), "{first}");
+    let second = batch.commit(LONG).unwrap_err();
+    assert_eq!(second.kind, first.kind, "{second}");
+    assert!(second.to_string().contains(&first.to_string()), "{second}");
 }
 
 #[test]

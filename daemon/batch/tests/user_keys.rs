@@ -6,6 +6,7 @@ mod served;
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -28,6 +29,13 @@ const STRANGER: u32 = 4_300_003;
 const UNKNOWN: u32 = 4_300_004;
 const UNREADABLE: u32 = 4_300_005;
 const SLOW: u32 = 4_300_006;
+/// Users whose look-ups do not return.
+const HELD: [u32; 2] = [4_300_007, 4_300_008];
+/// As `STRANGER`; the look-ups are counted.
+const FORMER: u32 = 4_300_009;
+
+/// The number of look-ups of `FORMER`.
+static LOOKUPS_OF_FORMER: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether the look-up of `SLOW` may return.
 static RELEASED: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
@@ -45,6 +53,13 @@ fn find_groups(uid: u32) -> io::Result<Option<UserGroups>> {
         }
         UNREADABLE => return Err(io::Error::other("no connection to the directory")),
         UNKNOWN => return Ok(None),
+        uid if HELD.contains(&uid) => loop {
+            std::thread::park();
+        },
+        FORMER => {
+            LOOKUPS_OF_FORMER.fetch_add(1, Ordering::Relaxed);
+            return Ok(Some(UserGroups { gid: uid, groups: vec![uid] }));
+        }
         STRANGER => return Ok(Some(UserGroups { gid: uid, groups: vec![uid] })),
         _ => {}
     }
@@ -79,9 +94,19 @@ fn connect(served: &Served, key: ClientKey) -> Client {
 }
 
 fn begin(client: &Client, request: &Request) -> std::sync::mpsc::Receiver<Result<Vec<u8>>> {
+    begin_with(client, request, 1 << 20)
+}
+
+/// Sends a request whose reply has at most this length. The server limits the sum of these lengths
+/// for each client.
+fn begin_with(
+    client: &Client,
+    request: &Request,
+    reply_bytes_max: u32,
+) -> std::sync::mpsc::Receiver<Result<Vec<u8>>> {
     let (sender, receiver) = channel();
     let done = Box::new(move |result| _ = sender.send(result));
-    client.call(encode(request), 1 << 20, Instant::now() + LONG, done);
+    client.call(encode(request), reply_bytes_max, Instant::now() + LONG, done);
     receiver
 }
 
@@ -241,6 +266,50 @@ fn users_who_are_not_members_of_the_group_in_the_databases_are_refused() {
         let (found, reason) = refused(hello(&client));
         assert_eq!(found, kind, "{reason}");
         assert!(reason.contains(words), "{reason}");
+    }
+}
+
+#[test]
+fn a_refused_user_is_not_looked_up_again_for_each_request() {
+    let served = serve(ServerOptions::default());
+    let client = connect(&served, key_of(&served, FORMER));
+    let begun = Instant::now();
+    for _ in 0..50 {
+        let (kind, reason) = refused(hello(&client));
+        assert_eq!(kind, ErrorKind::PermissionDenied, "{reason}");
+        assert!(reason.contains("user 4300009 is not a member of group"), "{reason}");
+    }
+    // A refusal is kept for 10 s.
+    let lookups_max = 1 + begun.elapsed().as_secs() as usize / 10;
+    assert!((1..=lookups_max).contains(&LOOKUPS_OF_FORMER.load(Ordering::Relaxed)));
+}
+
+#[test]
+fn the_waiting_requests_of_a_user_are_limited_and_are_refused_when_the_server_ends() {
+    let served = serve(ServerOptions::default());
+    // They occupy the threads that look users up.
+    let held = HELD.map(|uid| connect(&served, key_of(&served, uid)));
+    let first: Vec<_> = held.iter().map(|held| begin(held, &Request::Sync)).collect();
+    let client = connect(&served, key_of(&served, HELD[0]));
+    let mut waiting: Vec<_> = (0..260).map(|_| begin_with(&client, &Request::Sync, 4096)).collect();
+    // The two threads may have taken requests of this client.
+    for beyond in waiting.split_off(252) {
+        let (kind, reason) = refused(beyond.recv().unwrap().and_then(result_of));
+        assert_eq!(kind, ErrorKind::Busy, "{reason}");
+        assert!(reason.contains("250 requests of user 4300007 wait"), "{reason}");
+    }
+    served.stop();
+    let refusals = waiting.into_iter().map(|reply| refused(reply.recv().unwrap().and_then(result_of)));
+    let (ended, others): (Vec<_>, Vec<_>) =
+        refusals.partition(|(kind, reason)| *kind == ErrorKind::Busy && reason.contains("the server ends"));
+    // The threads have taken some of the requests; on a slow machine, their look-ups have ended.
+    assert!(ended.len() > 200, "{others:?}");
+    let is_refusal = |kind: &ErrorKind| matches!(kind, ErrorKind::Unavailable | ErrorKind::Busy);
+    assert!(others.iter().all(|(kind, _)| is_refusal(kind)), "{others:?}");
+    // Requests of the client may have occupied the threads before these.
+    for reply in first {
+        let (kind, reason) = refused(reply.recv().unwrap().and_then(result_of));
+        assert!(is_refusal(&kind), "{reason}");
     }
 }
 

@@ -264,6 +264,12 @@ impl Shared {
                         return Ok(());
                     }
                     Err(error) if matches!(error.kind, ErrorKind::Conflict | ErrorKind::Quota) => error,
+                    // A private name space denies a change before it executes it.
+                    Err(error)
+                        if error.kind == ErrorKind::PermissionDenied && !self.name_space.is_shared() =>
+                    {
+                        error
+                    }
                     // The inode may refer to the new data file, which is therefore not removed.
                     Err(error) => return Err(error),
                 },

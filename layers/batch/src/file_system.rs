@@ -172,6 +172,9 @@ impl BatchFs {
             Kind::Dir => return Err(Error::new(ErrorKind::IsADirectory, "open", "")),
             _ => return Err(Error::new(ErrorKind::InvalidInput, "open", "")),
         }
+        if mode.write {
+            self.shared.check_write(&node)?;
+        }
         if mode.truncate {
             self.change(context, id, &Change { size_bytes: Some(0), ..Change::default() })?;
         }

@@ -1,14 +1,15 @@
 //! A batch of this process: its private name space, and its end.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
 use quell_batch_service::{
-    BatchRecord, BatchSummary, MEMORY_BYTES, Names, PrivateEntries, ProofForm, TableDir,
+    BatchRecord, BatchSummary, MEMORY_BYTES, Names, PrivateEntries, ProofForm, TableDir, UserNames,
 };
 use quell_threads::{lock, read_lock};
-use quell_vfs::Result;
+use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::access::StoreAccess;
 use crate::file_system::BatchFs;
@@ -17,6 +18,15 @@ use crate::store_dir::{StoreDir, VIEW, remove_if_present, write_certificate};
 use crate::store_lock::StoreLock;
 use crate::subtree::tree_below;
 use crate::views::PublishedViews;
+
+/// Returns whether the changes of an open batch of the caller were written, so that another process
+/// can commit it. `trusted`: the users to one of which the store may belong, besides the caller.
+///
+/// # Errors
+/// The errors of files.
+pub fn has_written_changes(store: &Path, trusted: &[u32], number: u64) -> Result<bool> {
+    StoreDir::open_of(store, trusted)?.batch(number)?.has_certificate()
+}
 
 /// The private name space of a batch. This process does not have the store open meanwhile, so other
 /// processes can use it.
@@ -29,8 +39,12 @@ pub struct OpenBatch {
     fs: Arc<BatchFs>,
     /// The form in which the changes are submitted.
     proof: ProofForm,
-    /// The number of attempts to commit.
+    /// The number of attempts to write the changes.
     attempts: AtomicU64,
+    /// Set when the changes and their certificate were written, and are not written again. A commit
+    /// may have removed them since. If a file could not be ended before the batch was committed, it
+    /// has the error.
+    submitted: OnceLock<Result<(), (ErrorKind, String)>>,
     views: Mutex<PublishedViews>,
     /// Held while this process uses the batch.
     _lock: StoreLock,
@@ -70,14 +84,50 @@ impl OpenBatch {
         let names = Arc::new(RwLock::new(names));
         let tree = tree_below(names.clone(), record.subtree);
         let fs = Arc::new(dir.file_system(tree, record.number)?);
-        let attempts = AtomicU64::new(0);
         let (proof, views) = (ProofForm::default(), Mutex::default());
-        Ok(OpenBatch { dir, store_number, record, names, tables, fs, proof, attempts, views, _lock: lock })
+        let (attempts, submitted) = (AtomicU64::new(0), OnceLock::new());
+        Ok(OpenBatch {
+            dir,
+            store_number,
+            record,
+            names,
+            tables,
+            fs,
+            proof,
+            attempts,
+            submitted,
+            views,
+            _lock: lock,
+        })
     }
 
     /// Sets the form in which the changes are submitted.
     pub fn with_proof(self, proof: ProofForm) -> OpenBatch {
         OpenBatch { proof, ..self }
+    }
+
+    /// Replaces the file system by one that executes a change only if the permissions of the
+    /// entries allow it to the user of the batch, as the commit does. Mounts do not need it,
+    /// because the kernel checks permissions. The file system from before must not be used.
+    ///
+    /// # Errors
+    /// The errors of open(2).
+    pub fn add_checks(&mut self) -> Result<()> {
+        let names = Arc::new(UserNames::of_batch(self.names.clone(), &self.record));
+        let tree = tree_below(names, self.record.subtree);
+        self.fs = Arc::new(self.dir.file_system(tree, self.record.number)?);
+        Ok(())
+    }
+
+    /// Returns whether the changes were written, so that another process can commit the batch.
+    ///
+    /// # Errors
+    /// The errors of files.
+    pub fn has_written_changes(&self) -> Result<bool> {
+        if self.submitted.get().is_some() {
+            return Ok(true);
+        }
+        self.dir.batch(self.record.number)?.has_certificate()
     }
 
     /// Returns the private name space as a file system.
@@ -112,18 +162,16 @@ impl OpenBatch {
     }
 
     /// Publishes the changes of the batch. While another process has the store open and does not
-    /// serve it, the call waits, at most for `wait`. It can be repeated after an error. The file
-    /// system is not used afterwards.
+    /// serve it, the call waits, at most for `wait`. It can be repeated after an error, also if the
+    /// server has committed the batch and its reply was lost. The file system is not used
+    /// afterwards.
     ///
     /// # Errors
     /// As for [`Primary::commit`](quell_batch_service::Primary::commit) and [`StoreAccess::open`].
     pub fn commit(&self, wait: Duration) -> Result<BatchSummary> {
-        let ended = self.fs.end();
-        self.submit()?;
-        lock(&self.views).end();
+        let ended = self.submit_all()?;
         let summary = self.open_store(wait)?.commit_locked(self.record.number)?;
-        // If a file could not be ended, the other files are committed, and the error is returned.
-        ended.map(|()| summary)
+        self.without_lost(ended, summary)
     }
 
     /// Submits the changes of the batch, as [`StoreAccess::submit`] does, and waits like
@@ -133,12 +181,9 @@ impl OpenBatch {
     /// # Errors
     /// As for [`StoreAccess::submit`] and [`StoreAccess::open`].
     pub fn commit_later(&self, wait: Duration) -> Result<BatchSummary> {
-        let ended = self.fs.end();
-        self.submit()?;
-        lock(&self.views).end();
+        let ended = self.submit_all()?;
         let summary = self.open_store(wait)?.submit_locked(self.record.number)?;
-        // If a file could not be ended, the other files are submitted, and the error is returned.
-        ended.map(|()| summary)
+        self.without_lost(ended, summary)
     }
 
     /// Closes a part of a batch: its changes and their certificate are durable when this returns.
@@ -148,9 +193,7 @@ impl OpenBatch {
     /// # Errors
     /// The errors of files.
     pub fn close(&self) -> Result<()> {
-        let ended = self.fs.end();
-        self.submit()?;
-        lock(&self.views).end();
+        let ended = self.submit_all()?;
         // Processes that watch the part end when there is no view any more.
         remove_if_present(&self.dir.batch(self.record.number)?.files, VIEW)?;
         ended
@@ -162,8 +205,34 @@ impl OpenBatch {
     /// # Errors
     /// The errors of files. It can be repeated.
     pub fn prepare(&self) -> Result<()> {
-        self.fs.end()?;
-        self.submit()
+        self.submit_all()?
+    }
+
+    /// Ends the file system and submits the changes, unless this is done already. Returns the error
+    /// of a file that could not be ended; then the changes of the other files are submitted.
+    fn submit_all(&self) -> Result<Result<()>> {
+        if let Some(submitted) = self.submitted.get() {
+            return Ok(submitted.clone().map_err(|(kind, reason)| Error {
+                source: Some(reason.into()),
+                ..Error::new(kind, "write", "a file of the batch")
+            }));
+        }
+        let ended = self.fs.end();
+        self.submit()?;
+        lock(&self.views).end();
+        if ended.is_ok() {
+            self.submitted.get_or_init(|| Ok(()));
+        }
+        Ok(ended)
+    }
+
+    /// Returns the result of an accepted batch: the error of a file that could not be ended, whose
+    /// changes are lost, or the description of the batch. A repeated call has the same result.
+    fn without_lost(&self, ended: Result<()>, summary: BatchSummary) -> Result<BatchSummary> {
+        if let Err(error) = &ended {
+            self.submitted.get_or_init(|| Err((error.kind, error.to_string())));
+        }
+        ended.map(|()| summary)
     }
 
     fn submit(&self) -> Result<()> {
@@ -178,7 +247,8 @@ impl OpenBatch {
         write_certificate(&files, &certificate.encode(), self.dir.file_permissions())
     }
 
-    /// Discards the changes of the batch, or of this part.
+    /// Discards the changes of the batch, or of this part. It can be repeated after an error, also
+    /// if the server has discarded them and its reply was lost.
     ///
     /// # Errors
     /// As for [`StoreAccess::open`].

@@ -3,20 +3,20 @@
 
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use quell_batch_service::{
     AuxiliarySummary, BatchRecord, BatchSummary, Conflict, LimitChange, Marker, NewBatch, NewPart, PROTOCOL,
-    Quota, QuotaSubject, Reply, Request, SnapshotSummary,
+    Quota, QuotaSubject, Reply, Request, SnapshotSummary, UserKey,
 };
 use quell_threads::lock;
-use quell_transport::peer::{Client, Endpoint, was_not_executed};
+use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, was_not_executed};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::{decode, encode};
 use rustix::process::geteuid;
 
 use crate::served_names::Server;
-use crate::server_files::find_server;
+use crate::server_files::{find_server, read_client_key};
 use crate::store_dir::StoreDir;
 use crate::store_lock::StoreLock;
 use crate::user_key::path_of_key;
@@ -32,8 +32,12 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// The time for which a client waits until the server has received its disconnect message.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
 
+/// The largest time by which the clock of the server may be ahead of that of a client that
+/// recognizes the refusal of its expired key.
+const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(3600);
+
 /// A client of the server of a store. It connects to the next server if the present one is
-/// replaced.
+/// replaced, and with the next key if the server refuses the present one.
 pub(crate) struct Remote {
     // The connection ends before the directory is closed, to which the path of the socket refers.
     link: Mutex<Link>,
@@ -49,7 +53,26 @@ pub(crate) struct Remote {
 #[derive(Clone)]
 struct Link {
     client: Arc<Client>,
-    server: Endpoint,
+    settings: Arc<ClientSettings>,
+}
+
+impl Link {
+    fn start(settings: ClientSettings) -> Result<Link> {
+        let client = Arc::new(Client::start(settings.clone())?);
+        Ok(Link { client, settings: Arc::new(settings) })
+    }
+
+    /// Returns whether the connection uses this key.
+    fn has_key(&self, secret: &PoolKey, description: &[u8]) -> bool {
+        self.settings.key.0 == secret.0 && self.settings.description == description
+    }
+
+    /// Returns whether the key of this client may have expired by the clock of the server, which
+    /// may be ahead of that of this node.
+    fn may_have_expired(&self) -> bool {
+        let key = UserKey::decode(&self.settings.description);
+        key.is_some_and(|key| key.has_expired(SystemTime::now() + CLOCK_DIFFERENCE_MAX))
+    }
 }
 
 impl std::fmt::Debug for Remote {
@@ -70,8 +93,7 @@ impl Remote {
             Some(_) => None,
             None => Some(dir.keep_data()?),
         };
-        let server = settings.server.clone();
-        let link = Mutex::new(Link { client: Arc::new(Client::start(settings)?), server });
+        let link = Mutex::new(Link::start(settings)?);
         let mut remote = Remote { link, store_number: 0, dir, _data: data };
         match remote.call(&Request::Hello { protocol: PROTOCOL }) {
             Ok(Reply::Welcome { store }) => remote.store_number = store,
@@ -265,7 +287,8 @@ impl Remote {
     }
 
     /// Sends a request, and returns the reply. The request is sent again if the server has
-    /// certainly not executed it, or if a repetition has the same result.
+    /// certainly not executed it, or if a repetition has the same result; and if the server refuses
+    /// the key, and there is another one.
     fn call(&self, request: &Request) -> Result<Reply> {
         let limit = match request {
             Request::Commit { .. }
@@ -285,10 +308,19 @@ impl Remote {
             match receiver.recv().unwrap_or_else(|_| closed()) {
                 Ok(reply) => match decode(&reply)? {
                     Reply::Failed(failure) => {
-                        return Err(failure.into_error("call the server of", self.dir.subject()));
+                        let error = failure.into_error("call the server of", self.dir.subject());
+                        let is_refused = error.kind == ErrorKind::PermissionDenied && link.may_have_expired();
+                        if !is_refused || !self.uses_new_key(&link) {
+                            return Err(error);
+                        }
                     }
                     reply => return Ok(reply),
                 },
+                Err(error) if error.kind == ErrorKind::PermissionDenied && was_not_executed(&error) => {
+                    if !self.uses_new_key(&link) {
+                        return Err(error);
+                    }
+                }
                 Err(error) => {
                     let is_transient = matches!(error.kind, ErrorKind::Unavailable | ErrorKind::Busy);
                     let may_repeat = was_not_executed(&error) || request.is_repeatable();
@@ -302,21 +334,32 @@ impl Remote {
         }
     }
 
-    /// Connects to the server that has replaced the server of `link`, if it has another address.
-    /// The connection itself finds a new server at the same address.
-    fn follow(&self, link: &Link) {
+    /// Reads the key again after the server has refused that of `link`, and connects with it if it
+    /// is another one. Returns whether the present connection is another one than `link`.
+    fn uses_new_key(&self, link: &Link) -> bool {
+        // Connections over a Unix socket use no key.
+        let Endpoint::Tcp(_) = link.settings.server else { return false };
+        let Ok(key) = read_client_key(&self.dir) else { return false };
+        !link.has_key(&key.secret, &key.description) && self.follow(link)
+    }
+
+    /// Reads the address and the key of the server again, and replaces the connection if one of
+    /// them has changed. Returns whether the present connection is another one than `link`. The
+    /// connection itself finds a new server at the same address.
+    fn follow(&self, link: &Link) -> bool {
         // After an error, the next repetition tries again.
-        let Ok(settings) = find_server(&self.dir) else { return };
-        let server = settings.server.clone();
-        if server == link.server {
-            return;
-        }
-        let Ok(client) = Client::start(settings) else { return };
+        let Ok(settings) = find_server(&self.dir) else { return false };
+        let is_same =
+            settings.server == link.settings.server && link.has_key(&settings.key, &settings.description);
+        let next = if is_same { None } else { Link::start(settings).ok() };
         let mut present = lock(&self.link);
         // Another thread may already have replaced the link.
-        if Arc::ptr_eq(&present.client, &link.client) {
-            *present = Link { client: Arc::new(client), server };
+        let is_present = Arc::ptr_eq(&present.client, &link.client);
+        if is_present && let Some(next) = next {
+            *present = next;
+            return true;
         }
+        !is_present
     }
 
     fn unexpected_reply(&self) -> Error {

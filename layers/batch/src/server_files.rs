@@ -123,10 +123,16 @@ impl ServerFiles {
 /// server over TCP, the errors of the file with the key, and `PermissionDenied` for a user without
 /// a key, unless the user is the owner of the store.
 pub(crate) fn find_server(dir: &StoreDir) -> Result<ClientSettings> {
-    find_server_with(dir, &|| match dir.owner() {
+    find_server_with(dir, &|| read_client_key(dir))
+}
+
+/// Reads the key with which this user connects to a server over TCP. Errors: those of the file, and
+/// `PermissionDenied` for a user without a key, unless the user is the owner of the store.
+pub(crate) fn read_client_key(dir: &StoreDir) -> Result<ClientKey> {
+    match dir.owner() {
         Some(_) => read_user_key(dir),
         None => Ok(ClientKey { secret: read_key(dir, KEY)?, description: Vec::new() }),
-    })
+    }
 }
 
 /// Finds the server of a store for an auxiliary server. Errors: as for [`find_server`]; the errors

@@ -45,6 +45,15 @@ impl Shared {
         }
     }
 
+    /// Checks that the user may write to a node.
+    pub(crate) fn check_write(&self, node: &Node) -> Result<()> {
+        let _names = read_lock(&self.names);
+        match self.place_or_removed(node, |_| ()) {
+            Ok(place) => self.name_space.check_write((node.number, &place)),
+            Err(()) => Ok(()),
+        }
+    }
+
     /// Returns the place of a node, or the result of `removed` for the inode of a removed node.
     fn place_or_removed<T>(&self, node: &Node, removed: impl FnOnce(&mut Inode) -> T) -> Result<Place, T> {
         node.with_position(|position| match position {

@@ -428,7 +428,8 @@ impl BatchStore {
         self.primary.roll_back(&self.primary.lock_commit(number), marker)
     }
 
-    /// Discards a batch that no process uses any more.
+    /// Discards a batch that no process uses any more. If the batch is discarded already and has
+    /// files, they are removed.
     ///
     /// # Errors
     /// `Busy` if a process uses it; `NotFound`; `InvalidInput` if the batch is not open; the errors
@@ -442,7 +443,11 @@ impl BatchStore {
     /// As [`abort`](Self::abort), for a process that uses the batch.
     pub(crate) fn abort_locked(&self, number: u64) -> Result<BatchRecord> {
         let _guard = self.primary.lock_commit(number);
-        let record = self.primary.abort(number)?;
+        let record = match self.record(number)? {
+            // An earlier request was executed, and its reply was lost, or files remained.
+            record if record.state.is_aborted() => record,
+            _ => self.primary.abort(number)?,
+        };
         self.remove_ended(number)?;
         Ok(record)
     }

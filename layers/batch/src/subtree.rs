@@ -147,6 +147,10 @@ impl NameSpace for Subtree {
         Ok(self.whole.lookup_on_path(self.outer(dir), name)?.map(|found| self.inner_found(found)))
     }
 
+    fn check_write(&self, (number, place): (u64, &Place)) -> Result<()> {
+        self.whole.check_write((self.outer(number), &self.outer_place(place)))
+    }
+
     fn check_open(&self) -> Result<()> {
         self.whole.check_open()
     }

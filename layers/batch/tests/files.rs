@@ -3,13 +3,13 @@
 
 mod mounts;
 
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
-use quell_batch_service::{INLINE_BYTES_MAX, NameSpace};
+use quell_batch_service::{BatchCaller, INLINE_BYTES_MAX, MemoryEntries, NameSpace, UserNames};
 use quell_testkit::{MemoryStore, Random};
-use quell_vfs::{Change, Context, ErrorKind, FileSystem, OpenMode, Rename, Writable, errno};
+use quell_vfs::{Change, Context, ErrorKind, FileSystem, OpenMode, Rename, Time, Writable, errno};
 
-use mounts::{Counting, bytes, create, data_files, mount, open, private, shared};
+use mounts::{Counting, NEW, bytes, create, data_files, mount, open, private, shared};
 
 const LIMIT: usize = INLINE_BYTES_MAX;
 
@@ -274,18 +274,41 @@ fn a_write_to_a_file_of_a_batch_returns_its_error() {
 }
 
 #[test]
-fn a_write_beyond_a_limit_leaves_no_data_file() {
-    let counting = Counting::new(shared());
-    let (names, store): (Arc<dyn NameSpace>, _) = (counting.clone(), MemoryStore::new());
-    let fs = mount(&names, &store, 0);
-    let (_, file) = create(&fs, "file");
-    counting.refuse_changes(Some(ErrorKind::Quota));
-    assert_eq!(file.write_at(&vec![1; LIMIT + 1], 0).unwrap_err().kind, ErrorKind::Quota);
-    assert_eq!(data_files(&store), [""; 0]);
-    counting.refuse_changes(None);
-    file.write_at(&vec![1; LIMIT + 1], 0).unwrap();
-    file.close().unwrap();
-    assert_eq!(data_files(&store).len(), 1);
+fn a_write_that_is_refused_leaves_no_data_file() {
+    for (names, refusal) in [
+        (shared(), ErrorKind::Quota),
+        (private(), ErrorKind::Quota),
+        (private(), ErrorKind::PermissionDenied),
+    ] {
+        let counting = Counting::new(names);
+        let (names, store): (Arc<dyn NameSpace>, _) = (counting.clone(), MemoryStore::new());
+        let fs = mount(&names, &store, 0);
+        let (_, file) = create(&fs, "file");
+        counting.refuse_changes(Some(refusal));
+        assert_eq!(file.write_at(&vec![1; LIMIT + 1], 0).unwrap_err().kind, refusal);
+        assert_eq!(data_files(&store), [""; 0], "{refusal:?}");
+        counting.refuse_changes(None);
+        file.write_at(&vec![1; LIMIT + 1], 0).unwrap();
+        file.close().unwrap();
+        assert_eq!(data_files(&store).len(), 1);
+    }
+}
+
+#[test]
+fn a_file_of_another_user_is_not_opened_for_writing() {
+    let names = Arc::new(RwLock::new(MemoryEntries::new(NEW, Time::default())));
+    let (owner, store): (Arc<dyn NameSpace>, _) = (names.clone(), MemoryStore::new());
+    create(&mount(&owner, &store, 0), "file");
+    let caller = BatchCaller { uid: NEW.uid + 1, gid: NEW.gid + 1, groups: Vec::new() };
+    let user: Arc<dyn NameSpace> = Arc::new(UserNames::new(names, caller, None));
+    let fs = mount(&user, &store, 0);
+    let found = fs.lookup(&Context::OWN, fs.root(), b"file").unwrap().expect("it exists");
+    let open = |mode| fs.open_as(&Context::OWN, found.node(), mode).map(drop).map_err(|error| error.kind);
+    assert_eq!(open(OpenMode::READ), Ok(()));
+    let write = OpenMode { read: false, write: true, truncate: false };
+    for mode in [OpenMode::READ_WRITE, write, OpenMode { truncate: true, ..write }] {
+        assert_eq!(open(mode), Err(ErrorKind::PermissionDenied), "{mode:?}");
+    }
 }
 
 #[test]

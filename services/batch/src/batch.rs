@@ -164,6 +164,11 @@ pub enum PartState {
 }
 
 impl BatchState {
+    /// Returns whether the batch, or the part, is aborted.
+    pub fn is_aborted(&self) -> bool {
+        matches!(self, BatchState::Aborted | BatchState::Part { state: PartState::Aborted, .. })
+    }
+
     /// Returns whether the batch is committed or aborted.
     pub fn has_ended(&self) -> bool {
         match self {

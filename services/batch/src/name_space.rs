@@ -42,6 +42,13 @@ pub trait NameSpace: Send + Sync {
     fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), mode: Rename, now: Time) -> Result<Renamed>;
     /// See [`Names::change`].
     fn change(&self, node: (u64, &Place), change: &InodeChange, now: Time) -> Result<Inode>;
+    /// Checks that the user may write to a file, as open(2) does. Each change is checked again.
+    ///
+    /// # Errors
+    /// `PermissionDenied`, unless the kernel checks permissions; as for [`find`](Self::find).
+    fn check_write(&self, _node: (u64, &Place)) -> Result<()> {
+        Ok(())
+    }
     /// Checks that data files may be written for this name space: the process that has it has not
     /// ended it.
     ///

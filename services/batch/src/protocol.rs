@@ -305,6 +305,7 @@ impl Request {
             | Request::List { .. }
             | Request::Sync
             | Request::Commit { .. }
+            | Request::Abort { .. }
             | Request::Batches { .. }
             | Request::Conflicts { .. }
             | Request::Counters
@@ -327,8 +328,7 @@ impl Request {
             | Request::BeginForParts { .. }
             | Request::Join { .. }
             | Request::NextVerification { .. }
-            | Request::Verdict { .. }
-            | Request::Abort { .. } => false,
+            | Request::Verdict { .. } => false,
         }
     }
 }

@@ -1,6 +1,7 @@
-//! The master image for one user, whose client is not trusted: each change is executed only if the
-//! permissions of the entries allow it. The checks are the same as those of the kernel for system
-//! calls. Every directory on the path is checked for each change.
+//! The master image for one user, whose client is not trusted, or the private name space of a batch
+//! for the user of the batch: each change is executed only if the permissions of the entries allow
+//! it. The checks are the same as those of the kernel for system calls, except that the owner of a
+//! file may always write to it. Every directory on the path is checked for each change.
 //!
 //! Names, attributes and contents are read without checks: all members of the group of a store can
 //! read its tables in any case.
@@ -10,7 +11,7 @@ use std::sync::{Arc, RwLock, RwLockWriteGuard};
 use quell_threads::{read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time, errno};
 
-use crate::batch::BatchCaller;
+use crate::batch::{BatchCaller, BatchRecord};
 use crate::change::{DataChange, InodeChange};
 use crate::entries::Entries;
 use crate::entry::{Content, DEPTH_MAX, FILES_OF_USERS, Inode, ROOT, damaged};
@@ -29,6 +30,8 @@ pub struct UserNames<E> {
     names: Arc<RwLock<Names<E>>>,
     caller: BatchCaller,
     stated: Option<Time>,
+    /// The number of the batch to which the data files of the user belong.
+    data_files_of: u64,
 }
 
 impl<E: Entries> UserNames<E> {
@@ -36,7 +39,14 @@ impl<E: Entries> UserNames<E> {
     /// for a change of an inode; without it, the client has the same clock as the caller of the
     /// operations.
     pub fn new(names: Arc<RwLock<Names<E>>>, caller: BatchCaller, stated: Option<Time>) -> UserNames<E> {
-        UserNames { names, caller, stated }
+        let data_files_of = FILES_OF_USERS + u64::from(caller.uid);
+        UserNames { names, caller, stated, data_files_of }
+    }
+
+    /// Returns the private name space of a batch for the user of the batch.
+    pub fn of_batch(names: Arc<RwLock<Names<E>>>, batch: &BatchRecord) -> UserNames<E> {
+        let (caller, data_files_of) = (batch.caller.clone(), batch.number);
+        UserNames { names, caller, stated: None, data_files_of }
     }
 
     /// Locks the name space from the check of an operation to its end.
@@ -70,6 +80,10 @@ impl Check<'_> {
     /// Returns the error of an operation for which only the owner has the permission.
     fn not_permitted(&self) -> Error {
         Error::new(ErrorKind::Os(errno::EPERM), self.operation, "")
+    }
+
+    fn may_write(&self, inode: &Inode) -> bool {
+        self.caller.owns(inode) || self.caller.has_access(inode, WRITE)
     }
 
     fn require(&self, is_permitted: bool) -> Result<()> {
@@ -154,16 +168,18 @@ impl Check<'_> {
     /// write by a user other than the owner, or by an owner outside of the file's group, removes
     /// the set-id bits, and a file gets no set-group-ID bit for a group of which the user is not a
     /// member. A user other than the owner can set only the time `now`, which is `stated` by the
-    /// clock of the client, and no extended attributes of a sticky directory.
+    /// clock of the client, and no extended attributes of a sticky directory. A new data file must
+    /// belong to the batch with the number `data_files_of`.
     fn change(
         &self,
         before: &Inode,
         change: &InodeChange,
         (now, stated): (Time, Time),
+        data_files_of: u64,
     ) -> Result<InodeChange> {
         let InodeChange { permissions, uid, gid, drops_set_id, modified, data, xattr } = change;
         let owns = self.caller.owns(before);
-        let may_write = owns || self.caller.has_access(before, WRITE);
+        let may_write = self.may_write(before);
         self.require_ownership(owns || (permissions.is_none() && uid.is_none() && gid.is_none()))?;
         self.require_ownership(uid.is_none_or(|uid| uid == before.uid))?;
         self.require_ownership(gid.is_none_or(|gid| gid == before.gid || self.caller.is_in_group(gid)))?;
@@ -174,8 +190,7 @@ impl Check<'_> {
             owns || data.is_some() || modified.is_none_or(|time| is_near(time.into(), stated)),
         )?;
         if let Some(DataChange::Replace { new: Content::File(file), .. } | DataChange::File(file, _)) = data {
-            let is_own = file.batch == FILES_OF_USERS + u64::from(self.caller.uid);
-            self.require(is_own && file.inode == before.number)?;
+            self.require(file.batch == data_files_of && file.inode == before.number)?;
         }
         let mut change = change.clone();
         if !owns {
@@ -283,8 +298,15 @@ impl<E: Entries + Send + Sync> NameSpace for UserNames<E> {
         let (mut names, check) = self.checked("change");
         let FoundNode { place, inode } = check.reachable(&names, node)?;
         let times = (now, self.stated.unwrap_or(now));
-        let change = check.change(&inode, change, times)?;
+        let change = check.change(&inode, change, times, self.data_files_of)?;
         names.change((inode.number, &place), &change, now)
+    }
+
+    fn check_write(&self, node: (u64, &Place)) -> Result<()> {
+        let names = read_lock(&self.names);
+        let check = Check { caller: &self.caller, operation: "open" };
+        let FoundNode { inode, .. } = check.reachable(&names, node)?;
+        check.require(check.may_write(&inode))
     }
 
     fn quota(&self) -> Result<Option<Quota>> {

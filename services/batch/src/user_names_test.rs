@@ -149,6 +149,7 @@ fn attributes_are_changed_by_owners_and_contents_by_writers() {
     for refused in [&modified, &xattr, &append()] {
         assert_eq!(change(&user, node, refused), DENIED, "{refused:?}");
     }
+    assert_eq!(kind(user.check_write((theirs.number, &at))), DENIED);
     // Only the owner sets another time than the present one, and attributes of a sticky directory.
     let (writable, at) = file(b"writable", new(0o664, 1, GROUP));
     let at_time = |seconds| InodeChange {
@@ -158,6 +159,7 @@ fn attributes_are_changed_by_owners_and_contents_by_writers() {
     for seconds in [i64::MIN, NOW.seconds - 61, NOW.seconds + 61, i64::MAX] {
         assert_eq!(change(&user, (&writable, &at), &at_time(seconds)), NOT_PERMITTED, "{seconds}");
     }
+    assert_eq!(kind(user.check_write((writable.number, &at))), Ok(()));
     let modified_of = |place: &Place| names.find(writable.number, place).unwrap().inode.modified;
     let late = InodeChange { modified: at_time(77).modified, ..append() };
     for permitted in [&modified, &at_time(NOW.seconds - 60), &late] {
