@@ -950,10 +950,9 @@ pub struct LogArgs {
     /// store, whose changes are then visible up to SECONDS later [default: auto].
     #[arg(long, value_name = "auto|none|SECONDS", value_parser = kernel_caching)]
     pub kernel_cache: Option<KernelCaching>,
-    /// The form in which files begin in a single store: as a container, or as one object, which
-    /// needs fewer requests to the store. `object` is experimental: its speed was not measured on a
-    /// quiet machine, and it was not tested with power failures of real devices, on Lustre, CephFS
-    /// or NFS, or with several nodes for days [default: container].
+    /// The form in which files begin in a mount of one store to which only its owner may write: as
+    /// one object, which needs fewer requests to the store, or as a container. In other stores, new
+    /// files begin as containers [default: object].
     #[arg(long, value_name = "FORM", value_enum)]
     pub new_files: Option<NewFilesArg>,
 }
@@ -964,8 +963,8 @@ pub enum NewFilesArg {
     /// A directory with the logs of each writer.
     Container,
     /// One file in the store, which gets a container when a second process writes to it, or when it
-    /// is not written from its beginning to its end. Versions of Quell without this option do not
-    /// show such files.
+    /// is not written from its beginning to its end. `quell log rebalance` does not move such files
+    /// to another store. Versions of Quell without this option do not show them.
     Object,
 }
 

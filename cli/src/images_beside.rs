@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use quell_boot::{ImageKind, Validity};
 use quell_index::{Generation, Image, OnChange, Rules};
-use quell_mount_spec::{Covered, OpenBoot};
+use quell_mount_spec::{Covered, OpenBoot, directory_of};
 use quell_supervisor::check_available;
 use rustix::fs::{FileType, Mode, OFlags};
 
@@ -47,7 +47,7 @@ pub fn images_beside(index: &Path, image: Arc<Image>, tree: &Path, older: Genera
 }
 
 fn candidates(index: &Path) -> Vec<PathBuf> {
-    let directory = index.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = directory_of(index);
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     let names = entries.flatten().map(|entry| entry.file_name());
     let mut names: Vec<_> = names.filter(|name| name.as_bytes().ends_with(b".boot")).collect();

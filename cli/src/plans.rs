@@ -1,10 +1,10 @@
 //! Turns arguments into plans for the supervisor.
 
 use quell_batch::ProofForm;
-use quell_mount_spec::{DiskFormat, IndexMode};
+use quell_mount_spec::{DiskFormat, IndexMode, NewFiles};
 use quell_supervisor::{
-    BatchMode, BootPlan, ChangePolicy, CheckMode, ImageFormat, LocksMode, LogOptions, NewFiles, Plan,
-    PlanSource, Target, TreePlan, TreesPlan, ViewChoice, Writes,
+    BatchMode, BootPlan, ChangePolicy, CheckMode, ImageFormat, LocksMode, LogOptions, Plan, PlanSource,
+    Target, TreePlan, TreesPlan, ViewChoice, Writes,
 };
 
 use crate::arguments::{

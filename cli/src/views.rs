@@ -42,6 +42,7 @@ pub fn log_of_paths(stores: &[PathBuf], directory: &Path, options: LogOptions) -
         index: options.index,
         buffer_bytes: options.buffer_bytes.map(|bytes| bytes as usize),
         flatten_threshold_bytes: options.flatten_threshold_bytes,
+        new_files: options.new_files,
     })
 }
 

@@ -12,6 +12,7 @@ mod index_file;
 mod index_mode;
 mod late_dir;
 mod log_stores;
+mod new_files;
 mod output;
 mod pool;
 mod pool_daemons;
@@ -34,7 +35,8 @@ pub use index_mode::{FLATTEN_THRESHOLD_BYTES, IndexMode};
 pub use log_stores::{
     begin_use, change_stores, is_store, open_existing_stores, open_log, open_log_at, open_stores, plan_stores,
 };
-pub use output::{BOOT_IMAGE, INDEX, Output, OutputFormat, QCOW2};
+pub use new_files::NewFiles;
+pub use output::{BOOT_IMAGE, INDEX, Output, OutputFormat, QCOW2, directory_of};
 pub use pool::{PlacedRange, PoolConnection, PoolMarks, PoolPlacement};
 pub use pool_daemons::{open_pool, open_pool_at};
 pub use process_counters::{

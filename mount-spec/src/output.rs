@@ -143,8 +143,8 @@ impl Output<'_> {
     }
 }
 
-/// Returns the directory of a file.
-pub(crate) fn directory_of(path: &Path) -> &Path {
+/// Returns the directory of a file, which is `.` for a path without one.
+pub fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

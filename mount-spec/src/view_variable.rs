@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::display::shown;
 use crate::index_mode::{FLATTEN_THRESHOLD_BYTES, IndexMode};
 use crate::log_stores::open_log_at;
+use crate::new_files::NewFiles;
 use crate::shared_tree::SharedTree;
 
 /// The name of the variable.
@@ -86,6 +87,9 @@ pub struct ViewLog {
     /// The largest size of the index logs of a file that is flattened, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flatten_threshold_bytes: Option<u64>,
+    /// The form in which files begin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub new_files: Option<NewFiles>,
 }
 
 /// A directory whose files are in a pool.
@@ -230,15 +234,17 @@ impl ViewLog {
 
     /// Opens the stores as one file system. Flattening in the background is only for mounts: here a
     /// close waits for it, so that no thread remains that a fork or the end of the process would
-    /// interrupt.
-    pub fn open(&self) -> Result<LogFs> {
+    /// interrupt. `new_files`: the form in which files begin, unless the view names another one.
+    pub fn open(&self, new_files: NewFiles) -> Result<LogFs> {
         let default = Choices::default();
         let index = self.index.unwrap_or(IndexMode::Parallel);
         let choices = index.choices(
             self.buffer_bytes.unwrap_or(default.buffer_bytes),
             self.flatten_threshold_bytes.unwrap_or(FLATTEN_THRESHOLD_BYTES),
         );
-        open_log_at(&self.stores, Choices { flattens_later: false, ..choices }, &self.path)
+        let begins_as_object = self.new_files.unwrap_or(new_files) == NewFiles::Object;
+        let choices = Choices { flattens_later: false, begins_as_object, ..choices };
+        open_log_at(&self.stores, choices, &self.path)
     }
 }
 
@@ -282,6 +288,7 @@ mod tests {
                 index: Some(IndexMode::FlattenLater),
                 buffer_bytes: Some(4096),
                 flatten_threshold_bytes: None,
+                new_files: Some(NewFiles::Container),
             }],
             pools: vec![ViewPool {
                 path: "/pool".into(),
@@ -343,7 +350,7 @@ mod tests {
         let path = store.parent().unwrap().join("run");
         let value = format!(r#"{{"log":[{{"path":{path:?},"stores":[{store:?}],"index":"flatten"}}]}}"#);
         let view = View::parse(value.as_bytes()).unwrap();
-        view.logs[0].open().unwrap();
+        view.logs[0].open(NewFiles::Object).unwrap();
         assert!(crate::is_store(&store).unwrap());
     }
 }

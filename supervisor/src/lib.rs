@@ -72,8 +72,8 @@ pub use protocol::answer::RecordingResult;
 pub use protocol::job_files::JobInput;
 pub use protocol::plan::{
     BatchMode, BatchPlan, BlobPlan, BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, ImagePlan,
-    JobCheck, JobPlan, KernelCaching, LocksMode, LogPlan, NewFiles, Plan, PlanSource, PoolPlan,
-    RecordingPlan, SampleResult, SharedBlocksPlan, Target, TreePlan, TreesPlan, ViewChoice, Writes,
+    JobCheck, JobPlan, KernelCaching, LocksMode, LogPlan, Plan, PlanSource, PoolPlan, RecordingPlan,
+    SampleResult, SharedBlocksPlan, Target, TreePlan, TreesPlan, ViewChoice, Writes,
 };
 pub use protocol::report::{
     BatchReport, BlobReport, HolderReport, JobNodeReport, JobReport, LogReport, PoolReport, TreeReport,

@@ -4,12 +4,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use quell_log::{Choices, is_own};
-use quell_mount_spec::{FLATTEN_THRESHOLD_BYTES, IndexMode};
+use quell_mount_spec::{FLATTEN_THRESHOLD_BYTES, IndexMode, NewFiles};
 use rustix::fs::{Access, AtFlags, CWD};
 
 use crate::display::shown;
 use crate::failure::Failure;
-use crate::protocol::plan::{KernelCaching, LocksMode, LogPlan, NewFiles};
+use crate::protocol::plan::{KernelCaching, LocksMode, LogPlan};
 
 /// The options of a log mount that the user gave.
 #[derive(Debug, Clone, Copy, Default)]
@@ -57,7 +57,7 @@ pub fn log_plan(
         flatten_threshold_bytes: options.flatten_threshold_bytes.unwrap_or(FLATTEN_THRESHOLD_BYTES),
         locks: options.locks.unwrap_or_default(),
         kernel_caching: options.kernel_caching.unwrap_or_default(),
-        new_files: options.new_files.unwrap_or_default(),
+        new_files: options.new_files.unwrap_or(NewFiles::Object),
     })
 }
 

@@ -138,13 +138,19 @@ impl<'a> Fixture<'a> {
 
     /// Mounts the store, or a directory of it, in the home directory of a user.
     fn mount(&self, uid: u32, below: &str, options: &[&str], name: &str) -> PathBuf {
+        let (point, ended) = self.try_mount(uid, below, options, name);
+        ended.expect(0);
+        point
+    }
+
+    fn try_mount(&self, uid: u32, below: &str, options: &[&str], name: &str) -> (PathBuf, Ended) {
         let point = self.stage.dir(&format!("home-{uid}/{name}"));
         chown(&point, Some(uid), Some(uid)).unwrap();
         let store = format!("{}{below}", self.path(uid));
         let trust: &[&str] = if uid == OWNER { &[] } else { &["--trust-owner", "1"] };
         let arguments = [&["mount", "--batch", &store], trust, options, &[point.to_str().unwrap()]].concat();
-        self.quell(uid, &arguments).expect(0);
-        point
+        let ended = self.quell(uid, &arguments);
+        (point, ended)
     }
 
     fn umount(&self, uid: u32, point: &Path) -> Ended {
@@ -337,6 +343,42 @@ fn a_batch_whose_key_has_expired_is_committed_with_another_key() {
     fixture.quell(USER, &["batch", "commit", &fixture.path(USER), "1", "--trust-owner", "1"]).expect(0);
     let mount = fixture.mount(USER, "", &[], "mount");
     assert_eq!(fixture.sh(USER, "cat mount/run/file").expect(0).text(), "text\n");
+    fixture.umount(USER, &mount).expect(0);
+    fixture.end_server();
+}
+
+#[test]
+fn a_mount_uses_the_key_that_replaces_an_expired_one() {
+    if !is_root() {
+        skip!("only root can be two users");
+    }
+    let stage = Stage::new();
+    let mut fixture = Fixture::new(&stage, None);
+    let install = |expires: &str| {
+        fixture.install(USER, &fixture.key_for(USER, USER, &["--expires", expires])).expect(0);
+    };
+    // On a busy machine, a key can expire before the mount has begun.
+    let mounted = ["4s", "20s", "100s"].iter().find_map(|expires| {
+        install(expires);
+        let (point, ended) = fixture.try_mount(USER, "", &[], "mount");
+        (ended.code() == Some(0)).then_some(point)
+    });
+    let mount = mounted.expect("the key has not expired");
+    assert!(eventually(|| fixture.sh(USER, "touch mount/early").code() != Some(0)));
+    let refused = fixture.sh(USER, "echo text > mount/file");
+    assert!(refused.err.contains("Permission denied"), "{}", refused.err);
+    install("1d");
+    fixture.sh(USER, "echo text > mount/file").expect(0);
+    assert_eq!(fixture.sh(USER, "cat mount/file").expect(0).text(), "text\n");
+    // The next server has another key, from which the next key of the user is derived.
+    fixture.end_server();
+    fs::remove_file(fixture.store.join("key")).unwrap();
+    fixture.serve();
+    let refused = fixture.sh(USER, "echo more >> mount/file");
+    assert!(refused.err.contains("Permission denied"), "{}", refused.err);
+    fixture.install(USER, &fixture.key_for(USER, USER, &[])).expect(0);
+    fixture.sh(USER, "echo more >> mount/file").expect(0);
+    assert_eq!(fixture.sh(USER, "cat mount/file").expect(0).text(), "text\nmore\n");
     fixture.umount(USER, &mount).expect(0);
     fixture.end_server();
 }

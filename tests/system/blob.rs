@@ -1,6 +1,7 @@
 //! `quell blob`: stores in directories, as users use them.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::skip;
@@ -43,6 +44,11 @@ fn files_are_copied_into_blobs_and_out_of_them() {
     stage.blob(&[&"get", &store, &"a/c", &copy]).expect(2).says("--force");
     stage.blob(&[&"get", &store, &"a/c", &copy, &"--force"]).expect(0);
     assert_eq!(fs::read(&copy).unwrap(), b"text");
+    let link = stage.path("link");
+    std::os::unix::fs::symlink(&copy, &link).unwrap();
+    stage.blob(&[&"get", &store, &"a/b", &link, &"--force"]).expect(2).says("not a regular file");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+    assert_eq!(mode(&copy), mode(&file), "both have the mode of a new file");
     let part = stage.blob(&[&"cat", &store, &"a/c", &"--offset", &"1", &"--length", &"2"]).expect(0);
     assert_eq!(part.text(), "ex");
     // A blob is replaced entirely.

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-use crate::blob_languages::{example, libraries};
+use crate::blob_languages::{GUIDE, example, libraries};
 use crate::stage::{Ended, Stage, checkout, has, words};
 
 /// Options of the virtual machine: it examines all calls between Java and the native library,
@@ -112,7 +112,7 @@ fn a_java_program_exits_with_operations_in_flight() {
 fn the_java_example_of_the_guide_works() {
     let stage = Stage::new();
     let Some(java) = Java::compiled(&stage) else { return };
-    let source = stage.file("Events.java", example("java"));
+    let source = stage.file("Events.java", example(GUIDE, "java"));
     for sum in ["21\n", "42\n"] {
         let mut command = java.command(&stage);
         assert_eq!(check(stage.run(command.arg(&source).arg(stage.path("results")))), sum);

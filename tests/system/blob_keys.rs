@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::blob_languages::{libraries, python};
 use crate::skip;
-use crate::stage::{Ended, Stage, checkout, eventually};
+use crate::stage::{Ended, Stage, eventually};
 
 impl Stage {
     /// Derives a key, and returns its file.
@@ -179,10 +179,8 @@ with quell.blob.open(sys.argv[1]) as reader, quell.blob.open(sys.argv[2]) as wri
     refused("no right to write site/a", asyncio.run, submit())
     assert reader.read("site/a") == b"of the owner!!!"
 "#;
-    let mut program = stage.with_library(&libraries, python);
-    program.args(["-W", "error", "-c", script, &reader, &writer]);
-    program.env("PYTHONPATH", checkout().join("frontends/python")).env("PYTHONDONTWRITEBYTECODE", "1");
-    stage.run(&mut program).expect(0);
+    let mut program = stage.with_package(&libraries, python);
+    stage.run(program.args(["-W", "error", "-c", script, &reader, &writer])).expect(0);
     server.signal(Signal::TERM);
     server.wait().expect(0);
 }

@@ -24,25 +24,35 @@ pub fn libraries(program: &str) -> Option<PathBuf> {
     Some(directory)
 }
 
-/// Returns the first example of a language in the guide.
-pub fn example(language: &str) -> String {
-    let guide = std::fs::read_to_string(checkout().join("docs/guides/blobs.md")).unwrap();
-    let example = guide.split(&format!("```{language}\n")).nth(1).and_then(|rest| rest.split("```").next());
-    example.expect("the guide has an example").to_string()
+/// The guide to blobs.
+pub const GUIDE: &str = "docs/guides/blobs.md";
+
+/// Returns the first example in a language of a document.
+pub fn example(document: &str, language: &str) -> String {
+    let document = std::fs::read_to_string(checkout().join(document)).unwrap();
+    let example =
+        document.split(&format!("```{language}\n")).nth(1).and_then(|rest| rest.split("```").next());
+    example.expect("the document has an example").to_string()
 }
 
 impl Stage {
-    /// Compiles a program in C, or in C++ if its name ends with `.cpp`, with all warnings, and
-    /// links it with the shared library.
+    /// Compiles a program and links it with the library of blobs.
     fn blob_program(&self, libraries: &Path, name: &str, source: &str) -> PathBuf {
         self.file("quell_blob.h", include_str!("../../frontends/blob-capi/include/quell_blob.h"));
         self.file("quell_blob.hpp", include_str!("../../frontends/blob-capi/include/quell_blob.hpp"));
+        self.linked_program((libraries, "quellblob"), name, source)
+    }
+
+    /// Compiles a program in C, or in C++ if its name ends with `.cpp`, with all warnings, and
+    /// links it with a shared library, given by its directory and its name. Its headers are in the
+    /// directory of the stage.
+    pub fn linked_program(&self, (libraries, library): (&Path, &str), name: &str, source: &str) -> PathBuf {
         let (source, program) = (self.file(name, source), self.path(format!("{name}.program")));
         let (compiler, standard) =
             if name.ends_with(".cpp") { ("c++", "-std=c++17") } else { ("cc", "-std=gnu11") };
         let mut command = self.command(compiler);
         command.args([standard, "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pedantic", "-pthread", "-I."]);
-        command.arg("-o").args([&program, &source]).arg("-L").arg(libraries).arg("-lquellblob");
+        command.arg("-o").args([&program, &source]).arg("-L").arg(libraries).arg(format!("-l{library}"));
         self.run(&mut command).expect(0);
         program
     }
@@ -50,6 +60,13 @@ impl Stage {
     pub fn with_library(&self, libraries: &Path, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = self.command(program);
         command.env("LD_LIBRARY_PATH", libraries);
+        command
+    }
+
+    /// Returns the command that starts Python with the package of this checkout.
+    pub fn with_package(&self, libraries: &Path, python: &str) -> Command {
+        let mut command = self.with_library(libraries, python);
+        command.env("PYTHONPATH", checkout().join("frontends/python")).env("PYTHONDONTWRITEBYTECODE", "1");
         command
     }
 
@@ -168,7 +185,7 @@ fn the_examples_of_the_guide_work() {
     let Some(libraries) = libraries("c++") else { return };
     let stage = Stage::new();
     for (name, language) in [("example.c", "c"), ("example.cpp", "c++")] {
-        let program = stage.blob_program(&libraries, name, &example(language));
+        let program = stage.blob_program(&libraries, name, &example(GUIDE, language));
         for sum in ["21\n", "42\n"] {
             let mut run = stage.with_library(&libraries, &program);
             assert_eq!(stage.run(run.arg(stage.path(language))).expect(0).text(), sum);

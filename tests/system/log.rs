@@ -13,9 +13,12 @@ use crate::skip;
 use crate::stage::{Mounted, Stage, eventually, has, is_mounted, is_root};
 use crate::trees::{noise, set_mode};
 
-/// Variable with the form in which the mounts of all tests create files: `object`, or `container`
-/// without the variable. Tests that examine containers are skipped with `object`.
+/// Variable with the form in which the mounts of all tests create files, except those of tests that
+/// need one form: `object` (the default) or `container`.
 const NEW_FILES: &str = "QUELL_TEST_NEW_FILES";
+
+/// The options of a mount that creates files as containers.
+pub const CONTAINERS: &[&str] = &["--new-files", "container"];
 
 /// A store, and its mounts.
 pub struct Fixture {
@@ -93,11 +96,6 @@ impl Fixture {
         let without_object = in_dir("parts").filter(|path| !is_used(path));
         in_dir("trash").chain(in_dir("new")).chain(without_object).collect()
     }
-}
-
-/// Returns true if the mounts of all tests create files as objects.
-pub fn begins_as_objects() -> bool {
-    std::env::var_os(NEW_FILES).is_some_and(|form| form == "object")
 }
 
 /// Returns the number in the header of an object, as it names the container.
@@ -254,9 +252,6 @@ fn the_ways_to_write_and_read_give_the_same_files() {
 
 #[test]
 fn a_mount_flattens_in_the_background_and_is_taken_away_when_it_is_done() {
-    if begins_as_objects() {
-        skip!("the names of flat indices are expected in containers that have the name of the file");
-    }
     let fixture = log_fixture!();
     let write = |path: &Path| {
         // Two processes, so that there is more than one index log.
@@ -270,7 +265,8 @@ fn a_mount_flattens_in_the_background_and_is_taken_away_when_it_is_done() {
         let names = fs::read_dir(fixture.store.join(format!("{name}.container"))).unwrap();
         names.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("flat-"))
     };
-    let mounted = fixture.mount_with(&[&fixture.store], &["--index", "flatten-later"]);
+    let options = [CONTAINERS, &["--index", "flatten-later"]].concat();
+    let mounted = fixture.mount_with(&[&fixture.store], &options);
     write(&mounted.point.join("here"));
     assert!(eventually(|| is_flat("here")));
     assert_eq!(fs::read_to_string(mounted.point.join("here")).unwrap(), "firstSECONDthird");

@@ -6,10 +6,10 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::log::{Fixture, begins_as_objects};
+use crate::log::{CONTAINERS, Fixture};
+use crate::log_fixture;
 use crate::stage::{Ended, Mounted};
 use crate::trees::noise;
-use crate::{log_fixture, skip};
 
 const FILES: u64 = 20;
 
@@ -82,12 +82,9 @@ fn stores_are_named_in_any_order_and_none_is_forgotten() {
 
 #[test]
 fn a_store_is_added_and_another_is_drained_while_a_mount_is_at_work() {
-    if begins_as_objects() {
-        skip!("files that begin as objects are not moved to another store");
-    }
     let fixture = log_fixture!();
     let others = stores(&fixture, 2);
-    let mounted = fixture.mount();
+    let mounted = fixture.mount_with(&[&fixture.store], CONTAINERS);
     fill(&mounted.point);
     mounted.umount();
     let (a, b) = (&fixture.store as &Path, &others[0] as &Path);
@@ -145,13 +142,10 @@ fn check_with_head(point: &Path) {
 
 #[test]
 fn a_mount_that_runs_uses_a_store_that_is_added() {
-    if begins_as_objects() {
-        skip!("files that begin as objects are not moved to another store");
-    }
     let fixture = log_fixture!();
     let others = stores(&fixture, 2);
     let (a, b, c) = (&fixture.store as &Path, &others[0] as &Path, &others[1] as &Path);
-    let running = fixture.mount();
+    let running = fixture.mount_with(&[&fixture.store], CONTAINERS);
     fill(&running.point);
     let read = fs::File::open(path(&running.point, 1)).unwrap();
     // A reader looks up all names and lists the directory continuously: at no moment is a file
@@ -207,13 +201,10 @@ fn a_mount_that_runs_uses_a_store_that_is_added() {
 
 #[test]
 fn a_store_that_a_running_mount_cannot_reach_is_an_error_and_hides_nothing() {
-    if begins_as_objects() {
-        skip!("files that begin as objects are not moved to another store");
-    }
     let fixture = log_fixture!();
     let others = stores(&fixture, 1);
     let (a, b) = (&fixture.store as &Path, &others[0] as &Path);
-    let running = fixture.mount();
+    let running = fixture.mount_with(&[&fixture.store], CONTAINERS);
     fill(&running.point);
     rebalance(&fixture, &[a], &[&"--add", &b]).expect(0);
     let away = b.with_extension("away");

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::log::begins_as_objects;
 use crate::log_fixture;
 use crate::stage::{Ended, Stage, is_root};
 use crate::trees::{noise, set_mode, set_mtime};
@@ -328,9 +327,8 @@ fn a_mount_at_work_is_checked_and_a_killed_one_is_ended() {
     drop(file);
     mounted.umount();
     let listed = lines(&stage.log(&[&"ls", store, &"--json"]).expect(0));
-    // An object is a log of its own.
-    let logs = if begins_as_objects() { 2 } else { 1 };
-    assert_eq!((&listed[0]["open"], &listed[0]["logs"]), (&1.into(), &logs.into()), "{listed:?}");
+    // The object is a log of its own.
+    assert_eq!((&listed[0]["open"], &listed[0]["logs"]), (&1.into(), &2.into()), "{listed:?}");
     let facts = || stage.log(&[&"stat", store, &"file", &"--json"]).expect(0).json();
     let is_gone = || {
         let facts = facts();

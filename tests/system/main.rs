@@ -19,6 +19,7 @@ mod batch_blobs;
 mod batch_calls;
 mod batch_copy;
 mod batch_keys;
+mod batch_library;
 mod batch_on_demand;
 mod batch_parts;
 mod batch_preload;

@@ -159,7 +159,10 @@ fn signals_interrupt_a_process_that_waits_to_append() {
         skip!("no C compiler (cc)");
     }
     let fixture = Fixture::new(include_str!("preload/interrupts.c"));
-    let ended = fixture.stage.run(fixture.virtual_command().env("STORE", &fixture.store)).expect(0);
+    // The program locks a file in the container.
+    let log = serde_json::json!({"path": fixture.view, "stores": [fixture.store], "new_files": "container"});
+    let mut command = fixture.command_with(serde_json::json!({ "log": [log] }));
+    let ended = fixture.stage.run(command.env("STORE", &fixture.store)).expect(0);
     let results: Vec<_> =
         ended.text().lines().filter_map(|line| Some(line.rsplit_once(" = ")?.1.to_owned())).collect();
     // The child ends by SIGALRM.

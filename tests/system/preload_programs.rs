@@ -227,3 +227,23 @@ fn random_calls_in_a_batch_have_the_results_of_a_real_directory() {
 fn random_calls_in_the_synchronous_mode_have_the_results_of_a_real_directory() {
     check_random_calls(&Fixture::of_batch_store("sync"));
 }
+
+#[test]
+fn files_of_a_program_begin_as_objects_unless_the_view_names_containers() {
+    let fixture = Fixture::new();
+    let view = |form: Option<&str>| {
+        let mut log = serde_json::json!({"path": fixture.view, "stores": [fixture.store]});
+        if let Some(form) = form {
+            log["new_files"] = form.into();
+        }
+        serde_json::json!({ "log": [log] }).to_string()
+    };
+    for (form, is_object) in [(None, true), (Some("object"), true), (Some("container"), false)] {
+        let name = form.unwrap_or("default");
+        let mut command = fixture.stage.command("sh");
+        fixture.preloaded(&mut command).env("QUELL_VIEW", view(form));
+        command.args(["-c", "echo text > \"$1\" && cat \"$1\"", "sh"]).arg(fixture.view.join(name));
+        assert_eq!(fixture.stage.run(&mut command).expect(0).text(), "text\n", "{name}");
+        assert_eq!(fixture.store.join(format!("{name}.container")).is_file(), is_object, "{name}");
+    }
+}

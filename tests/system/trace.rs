@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rustix::process::Signal;
 
 use crate::boot;
-use crate::log::Fixture;
+use crate::log::{CONTAINERS, Fixture};
 use crate::stage::{Stage, eventually, send};
 use crate::trees;
 
@@ -93,7 +93,7 @@ fn the_log_layer_reports_containers_truncations_and_flat_indexes() {
     let Some(fixture) = Fixture::new() else { return };
     let log = fixture.stage.path("trace");
     let log_file = ["--log-file", log.to_str().unwrap()];
-    let mounted = fixture.mount_with(&[&fixture.store], &log_file);
+    let mounted = fixture.mount_with(&[&fixture.store], &[CONTAINERS, &log_file].concat());
     let file = mounted.point.join("file");
     fs::write(&file, "content").unwrap();
     fs::File::options().write(true).open(&file).unwrap().set_len(3).unwrap();

@@ -7,7 +7,8 @@ use std::path::Path;
 #[test]
 fn the_header_agrees_with_the_functions() {
     // The order in the header.
-    let sources = ["errors", "stores", "files", "locking", "shares", "virtual_paths", "directories"];
+    let sources =
+        ["errors", "stores", "batches", "files", "locking", "shares", "virtual_paths", "directories"];
     check("frontends/capi", "quell.h", &sources);
 }
 

@@ -498,7 +498,8 @@ pub struct BatchCommitArgs {
 }
 
 /// Discard the changes of a batch that no process uses any more, or of one part of it. If it is
-/// prepared and its transaction of blobs is committed, it is published, and the command fails.
+/// prepared and its transaction of blobs is committed, it is published, and the command fails. If
+/// the batch is already aborted, the command removes its remaining files.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

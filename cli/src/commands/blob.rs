@@ -1,10 +1,10 @@
 //! `quell blob`: lists, reads and changes blobs.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
@@ -13,10 +13,11 @@ use quell_blob::{
     BlobStat, Error, NAME_BYTES_MAX, Operation, OperationResult, Overflow, Refusal, Snapshot, Store,
     Transform, TransformKind,
 };
+use quell_mount_spec::directory_of;
 use quell_vfs::{ErrorKind, Time};
 use serde_json::{Value, json};
 
-use super::blob_copy::{PIECE_BYTES, Piece, copy_out, each, with_progress, with_suffix};
+use super::blob_copy::{PIECE_BYTES, Piece, copy_out, each, with_progress};
 use super::{blob_backup, blob_bench, blob_fsck, blob_key, blob_metrics, blob_serve, blob_top};
 use crate::arguments::{
     BlobAddArgs, BlobCatArgs, BlobCommand, BlobGcArgs, BlobGetArgs, BlobLsArgs, BlobPutArgs, BlobRmArgs,
@@ -189,33 +190,34 @@ fn get(args: &BlobGetArgs, quiet: bool) -> Result<ExitCode, Failure> {
         }
         _ => Failure::cannot(format!("cannot write {}: {e}", shown(&path))),
     };
-    // A file that is replaced stays unchanged until the copy is complete.
-    let target = match args.force {
-        true => with_suffix(&path, ".quell-new"),
-        false => path.clone(),
-    };
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o666).open(&target).map_err(failed)?;
+    match path.symlink_metadata() {
+        Ok(_) if !args.force => return Err(failed(io::ErrorKind::AlreadyExists.into())),
+        Ok(found) if !found.is_file() => {
+            return Err(Failure::wrong_input(format!("{} is not a regular file", shown(&path))));
+        }
+        _ => {}
+    }
+    // The file gets its name when it is complete. Its mode is that of a new file with this umask.
+    let copy = tempfile::Builder::new()
+        .prefix(".quell-blob-")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(directory_of(&path))
+        .map_err(failed)?;
+    let file = copy.as_file();
     let title = format!("copying {}", shown(&args.name));
-    let copied = with_progress(&title, quiet, |bytes, check| {
+    with_progress(&title, quiet, |bytes, check| {
         copy_out(&snapshot, args.name.as_bytes(), (0, size), &mut |piece| {
             check()?;
             if let Piece::Data(offset, data) = piece {
-                std::os::unix::fs::FileExt::write_all_at(&file, data, offset).map_err(failed)?;
+                file.write_all_at(data, offset).map_err(failed)?;
                 bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
             }
             Ok(())
         })?;
-        file.set_len(size).and_then(|()| file.sync_data()).map_err(failed)?;
-        if args.force {
-            std::fs::rename(&target, &path).map_err(failed)?;
-        }
-        Ok(ExitCode::SUCCESS)
-    });
-    if copied.is_err() {
-        // An incomplete file must not be taken for the blob.
-        let _ = std::fs::remove_file(&target);
-    }
-    copied
+        file.set_len(size).and_then(|()| file.sync_data()).map_err(failed)
+    })?;
+    let named = if args.force { copy.persist(&path) } else { copy.persist_noclobber(&path) };
+    named.map(|_| ExitCode::SUCCESS).map_err(|refused| failed(refused.error))
 }
 
 fn add(args: &BlobAddArgs) -> Result<ExitCode, Failure> {

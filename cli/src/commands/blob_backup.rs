@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use quell_blob::{Location, Operation, Snapshot, Store};
+use quell_mount_spec::directory_of;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::blob_copy::{Piece, copy_out, each, with_progress};
@@ -60,7 +61,8 @@ fn check_outside(store: &str, path: &Path) -> Result<(), Failure> {
         Location::Server { .. } | Location::Rados { .. } => return Ok(()),
     };
     // A directory that cannot be examined fails the copy.
-    let (Ok(directory), Ok(parent)) = (fs::canonicalize(directory), fs::canonicalize(parent_of(path))) else {
+    let (Ok(directory), Ok(parent)) = (fs::canonicalize(directory), fs::canonicalize(directory_of(path)))
+    else {
         return Ok(());
     };
     match parent.starts_with(&directory) {
@@ -82,15 +84,8 @@ fn incomplete_path(path: &Path) -> Result<PathBuf, Failure> {
     Ok(path.with_file_name(incomplete))
 }
 
-fn parent_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
-}
-
 fn sync_parent(path: &Path) -> Result<(), Failure> {
-    let parent = parent_of(path);
+    let parent = directory_of(path);
     let synced = fs::File::open(parent).and_then(|directory| directory.sync_all());
     synced.map_err(|error| Failure::cannot(format!("sync {}: {error}", parent.display())))
 }

@@ -1,6 +1,5 @@
 //! Parts of the commands that copy blobs: lists, reads of ranges, and progress.
 
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -84,11 +83,4 @@ pub(super) fn with_progress<T: Send>(
             false => Ok(()),
         })
     })
-}
-
-/// Returns the path of a file that will replace the one at `path`: `path` with `suffix` at its end.
-pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_os_string();
-    name.push(suffix);
-    name.into()
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use quell_index::{BuildOptions, Image, Trust, Xattrs};
-use quell_mount_spec::{INDEX, Output, Ownership, Trusted, TrustedUse};
+use quell_mount_spec::{INDEX, Output, Ownership, Trusted, TrustedUse, directory_of};
 use quell_supervisor::{check_trust, load_index};
 use quell_vfs::{ErrorKind, Time, errno};
 
@@ -157,8 +157,7 @@ pub fn default_path(directory: &Path) -> Result<PathBuf, Failure> {
 /// Returns an error if `file` would be created in one of the trees. Paths of trees have no symbolic
 /// links.
 pub fn refuse_within(file: &Path, trees: &[PathBuf]) -> Result<(), Failure> {
-    let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let Ok(parent) = parent.canonicalize() else { return Ok(()) };
+    let Ok(parent) = directory_of(file).canonicalize() else { return Ok(()) };
     match trees.iter().find(|tree| parent.starts_with(tree)) {
         None => Ok(()),
         Some(tree) => Err(Failure::wrong_input(format!(

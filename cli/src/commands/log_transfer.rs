@@ -10,6 +10,7 @@ use indicatif::HumanBytes;
 use quell_log::{
     Choices, ExportSource, ImportSource, ResolvedPath, ToolProgress, TransferOptions, TransferResult,
 };
+use quell_mount_spec::directory_of;
 use quell_posix::PosixDir;
 use quell_vfs::{ErrorKind, Kind};
 use serde_json::json;
@@ -85,11 +86,7 @@ fn split(path: &Path) -> Result<(PathBuf, Vec<u8>), Failure> {
     let name = path.file_name().ok_or_else(|| {
         Failure::wrong_input(format!("{} does not end with the name of a file or directory", shown(path)))
     })?;
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    Ok((parent.to_path_buf(), name.as_bytes().to_vec()))
+    Ok((directory_of(path).to_path_buf(), name.as_bytes().to_vec()))
 }
 
 pub fn import(args: &LogImportArgs, quiet: bool) -> Result<ExitCode, Failure> {

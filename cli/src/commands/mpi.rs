@@ -7,7 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-use quell_mount_spec::{VIEW_VARIABLE, View};
+use quell_mount_spec::{NewFiles, VIEW_VARIABLE, View};
+use quell_supervisor::LogOptions;
 use serde_json::json;
 
 use crate::arguments::{MpiBuildArgs, MpiCommand, MpiEnvArgs};
@@ -282,14 +283,11 @@ fn own_directory() -> Result<PathBuf, Failure> {
 fn environment(args: &MpiEnvArgs) -> Result<ExitCode, Failure> {
     let mpi = Mpi::find(&args.compiler.compiler)?;
     let components = components_directory(args, &mpi)?;
-    let view = View {
-        logs: args
-            .logs
-            .iter()
-            .map(|log| log_of_argument(log, args.options.options(None, None)))
-            .collect::<Result<_, _>>()?,
-        ..View::default()
-    };
+    let options = args.options.options(None, None);
+    // Usually, all ranks write one file.
+    let options = LogOptions { new_files: options.new_files.or(Some(NewFiles::Container)), ..options };
+    let logs = args.logs.iter().map(|log| log_of_argument(log, options)).collect::<Result<_, _>>()?;
+    let view = View { logs, ..View::default() };
     let value = view.to_json().map_err(Failure::from)?;
     View::parse(value.as_bytes()).map_err(|error| Failure::wrong_input(error.to_string()))?;
     let mut variables = vec![(VIEW_VARIABLE, value)];

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use indicatif::HumanBytes;
-use quell_mount_spec::Trusted;
+use quell_mount_spec::{Trusted, directory_of};
 use quell_supervisor::{
     Fifo, FileSelection, ImagePlan, OutputCopy, RecordingPlan, RecordingResult, SelectedFiles, StopCondition,
     check_disk_image, wait_for_recording,
@@ -219,8 +219,7 @@ fn print_result(
 /// Returns the absolute path of the image to write. Errors are reported now rather than after a
 /// long run.
 fn output_of(path: &Path) -> Result<PathBuf, Failure> {
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let parent = crate::inputs::real_path(parent)?;
+    let parent = crate::inputs::real_path(directory_of(path))?;
     let name = path.file_name();
     let name = name.ok_or_else(|| Failure::wrong_input(format!("{} names no file", shown(path))))?;
     let output = parent.join(name);

@@ -20,6 +20,7 @@ use crate::commands::run_batch::{
     BatchArgument, batch_argument, code_of, interrupted, wait_for_program, watched_signals,
 };
 use crate::commands::run_preload::{Preload, count, preload, variables};
+use crate::commands::umount::not_committed;
 use crate::failure::Failure;
 use crate::inputs::shown;
 use crate::output::errln;
@@ -156,12 +157,9 @@ impl NameSpace {
                 });
             }
         };
-        let summary = ended.map_err(|error| {
-            Failure::cannot(format!(
-                "batch {number} was not committed: {error}; to commit it: quell batch commit {store} {number}; to \
-                 discard it: quell batch abort {store} {number}"
-            ))
-        })?;
+        let store_and_owners = (&*self.plan.store, &*self.plan.trust_owners);
+        let summary =
+            ended.map_err(|error| not_committed(store_and_owners, number, &format!(": {error}")))?;
         report_conflicts(&self.plan.store, &summary, quiet);
         match summary.state {
             SummaryState::Committed { conflicts, .. } => Ok(conflicts),

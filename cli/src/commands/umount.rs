@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use quell_batch::{PartProgress, StoreAccess, part_progress};
+use quell_batch::{PartProgress, StoreAccess, has_written_changes, part_progress};
 use quell_batch_service::{BatchSummary, PartState, SummaryState};
 use quell_supervisor::{
     BatchReport, END_TIMEOUT, end_record_of, forget_end_record, is_quell_mount, mount_point_path, reports_of,
@@ -148,14 +148,24 @@ fn check_committed(
             _ => None,
         };
         let reason = reason_of(failure, refusal.map(String::as_str), messages);
-        let store = shown(store);
-        return Err(Failure::cannot(format!(
-            "batch {number} was not committed{reason}; to commit it: quell batch commit {store} {number}; to discard \
-             it: quell batch abort {store} {number}"
-        )));
+        return Err(not_committed((store, &mounted.trust_owners), number, &reason));
     };
     report_conflicts(store, &batch, quiet);
     Ok(conflicts)
+}
+
+/// Returns the failure for a batch that was not committed, with the next steps. `reason` continues
+/// the sentence; `trusted`: the users to one of which the store may belong.
+pub fn not_committed((store, trusted): (&Path, &[u32]), number: u64, reason: &str) -> Failure {
+    let is_written = has_written_changes(store, trusted, number);
+    let store = shown(store);
+    let next = match is_written {
+        Ok(false) => "its changes were not written and are lost".to_owned(),
+        Ok(true) | Err(_) => format!("to commit it: quell batch commit {store} {number}"),
+    };
+    Failure::cannot(format!(
+        "batch {number} was not committed{reason}; {next}; to discard it: quell batch abort {store} {number}"
+    ))
 }
 
 /// Returns the reason for which a batch was not committed, as the end of a sentence.

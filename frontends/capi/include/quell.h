@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libquell: access to the files of log stores in the program's own process, without a mount and
- * without a daemon. Link with -lquell; a program that links libquell.a adds -lpthread -ldl -lm.
+ * libquell: access to the files of log stores and of batches in the program's own process, without
+ * a mount and without a daemon. Link with -lquell; a program that links libquell.a adds -lpthread
+ * -ldl -lm.
  *
  * A file that several processes write at the same time is kept as logs, one pair per process, in a
  * directory of a store. Paths are relative to the root of the stores: components are separated by
@@ -26,6 +27,11 @@
  * calls quell_sync() on it, after the writer has called quell_publish(), quell_sync() or
  * quell_close(). Within a process it is visible immediately.
  *
+ * Batches. Changes of a batch (quell_batch_begin()) become visible to other processes only with
+ * quell_batch_commit(), and are lost if the process ends before; quell_publish() and quell_sync()
+ * do not change that. A child that the process has forked keeps the batch in use until it ends or
+ * executes another program.
+ *
  * This file is generated from frontends/capi/src by cbindgen. */
 
 #ifndef QUELL_H
@@ -43,7 +49,7 @@ typedef struct quell_file quell_file;
 // A share of the index of a file, as read by quell_read_share.
 typedef struct quell_share quell_share;
 
-// Stores opened as one directory tree.
+// Stores opened as one directory tree, or a batch of a store for batches.
 typedef struct quell_store quell_store;
 
 // Options for reading and writing files. 0 selects the default.
@@ -66,7 +72,7 @@ typedef struct quell_attributes {
   uint64_t blocks;
   // As st_mode, for S_ISDIR(mode) and the other macros of sys/stat.h.
   uint32_t mode;
-  // The number of names; 1 for a file.
+  // The number of names; 1 for a file of a log store.
   uint32_t links;
   // The owner.
   uint32_t uid;
@@ -84,6 +90,33 @@ typedef struct quell_attributes {
   // processes.
   uint64_t node;
 } quell_attributes;
+
+// The options of a new batch. NULL and 0 select the default.
+typedef struct quell_batch_options {
+  // The existing directory of the store that the batch changes, with everything below it
+  // (default: the root directory). The paths of the batch are relative to it.
+  const char *directory;
+  // The name that `quell batch status` shows (default: "libquell").
+  const char *name;
+  // The user IDs of the owners that the caller trusts: the store belongs to the caller or to one
+  // of them.
+  const uint32_t *trusted_owners;
+  // The number of `trusted_owners`.
+  size_t trusted_owners_count;
+  // If it is not 0, a commit publishes either all changes or none.
+  int is_atomic;
+} quell_batch_options;
+
+// The result of a commit.
+typedef struct quell_batch_result {
+  // The number of the batch in its store, for `quell batch conflicts`.
+  uint64_t number;
+  // The number of new files, directories and links that were published.
+  uint64_t entries;
+  // The number of operations that were not published, because they conflict with changes that
+  // others have published since the batch began.
+  uint64_t conflicts;
+} quell_batch_result;
 
 // A range of a file to read into memory.
 typedef struct quell_read_piece {
@@ -144,7 +177,10 @@ int quell_store_open(const char *const *paths,
                      const struct quell_choices *choices,
                      struct quell_store **store);
 
-// Closes the store. Files that were opened in it stay open. Does nothing for NULL.
+// Closes the store. Files that were opened in it stay open. A batch that was not committed is
+// aborted, as by quell_batch_abort, unless a call of quell_batch_commit has written its changes to
+// the store; handles of its open files stay valid, and are closed with quell_close. The handle is
+// closed also if an error is returned. Does nothing for NULL.
 //
 // # Safety
 //
@@ -205,6 +241,64 @@ int quell_mkdir(const struct quell_store *store, const char *path, uint32_t perm
 //
 // `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL.
 int quell_rmdir(const struct quell_store *store, const char *path);
+
+// Begins a batch in the store for batches at `store`, a directory that `quell batch init` has
+// made. The batch is a directory tree like that of quell_store_open, with the content of the store
+// at the time of the call. Changes of its files and names are executed in this process, without
+// requests to a metadata server, and become visible to others with quell_batch_commit. `options`
+// may be NULL.
+//
+// Changes and opens for writing that the permissions of the entries deny to the caller fail with
+// EACCES or EPERM; the owner of a file may always write to it. Names, attributes and contents are
+// read without checks, because all users of a store can read its tables. Locks fail with ENOLCK,
+// and functions for an index with EOPNOTSUPP. `quell batch watch` shows no names of the batch.
+//
+// Fails with EBUSY if another open batch changes a part of the same tree, or if another process
+// has the store open for 10 s without serving it; with ENOTCONN if the store belongs to another
+// user and has no server. A process that ends before it has committed or closed the batch leaves
+// an open batch, which `quell batch abort` discards.
+//
+// # Safety
+//
+// `store` is NULL or a string that ends with a NUL; `options` is NULL or initialized, and
+// `trusted_owners` has `trusted_owners_count` elements; `batch` is NULL or a variable for the
+// handle.
+int quell_batch_begin(const char *store,
+                      const struct quell_batch_options *options,
+                      struct quell_store **batch);
+
+// Returns the number of the batch in its store.
+//
+// # Safety
+//
+// `batch` is NULL or a batch.
+int64_t quell_batch_number(const struct quell_store *batch);
+
+// Verifies and publishes the changes of a batch. Files of the batch must be closed before, and no
+// other thread may use the batch during the call. Operations that conflict with changes of others
+// are not published; their number is in `result`, which may be NULL, and `quell batch conflicts`
+// lists them. Afterwards, all functions for files of the batch fail with EBADF.
+//
+// Fails with EBUSY if a file is open (then the batch can still be changed), if the batch is atomic
+// and has conflicts, or if another process has the store open for 60 s without serving it; with
+// EDQUOT if a limit of the use of the store would be exceeded. After an error, the batch can be
+// committed again or aborted. If the message names `quell batch commit`, the changes are in the
+// store, and this command can commit them after quell_store_close, too. If a server of the store
+// ends during the call, the call waits up to 24 hours for the next one.
+//
+// # Safety
+//
+// `batch` is NULL or a batch; `result` is NULL or a variable for the result.
+int quell_batch_commit(const struct quell_store *batch, struct quell_batch_result *result);
+
+// Discards the changes of a batch, also those that are made later through open files. Afterwards,
+// all functions for files of the batch fail with EBADF. Fails with EBUSY if another process has
+// the store open for 60 s without serving it; after an error, the batch can only be aborted again.
+//
+// # Safety
+//
+// `batch` is NULL or a batch.
+int quell_batch_abort(const struct quell_store *batch);
 
 // Opens the regular file at `path`. `flags` consists of flags of fcntl.h: one of O_RDONLY,
 // O_WRONLY and O_RDWR, and any of O_CREAT, O_EXCL, O_TRUNC and O_CLOEXEC. Others, including

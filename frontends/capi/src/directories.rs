@@ -43,7 +43,7 @@ pub unsafe extern "C" fn quell_dir_open(
             check_output(dir)?;
             (handle(store, "a store")?, text(path)?)
         };
-        let listed = store.0.list(path)?;
+        let listed = store.files()?.list(path)?;
         // Names contain no NUL, so no entry is skipped.
         let entries =
             listed.into_iter().filter_map(|entry| Some((CString::new(entry.name).ok()?, entry.kind)));

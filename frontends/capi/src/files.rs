@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use quell_client::{Create, OpenOptions, Result, StoreFile};
+use quell_client::{ClientFile, Create, OpenOptions, Result};
 
 use crate::stores::{StatC, StoreHandle};
 use quell_boundary::{
@@ -19,7 +19,7 @@ const TRUNCATE: c_int = 0o1000;
 const CLOSE_ON_EXEC: c_int = 0o2_000_000;
 
 /// An open file.
-pub struct FileHandle(pub(crate) StoreFile);
+pub struct FileHandle(pub(crate) ClientFile);
 
 /// A range of a file to read into memory.
 #[repr(C)]
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn quell_open(
             (handle(store, "a store")?, text(path)?)
         };
         let options = OpenOptions { permissions, ..open_options(flags)? };
-        let opened = FileHandle(store.0.open_file(path, options)?);
+        let opened = FileHandle(store.files()?.open_file(path, options)?);
         // SAFETY: the caller meets the requirements above.
         unsafe { return_handle(file, opened) };
         Ok(())

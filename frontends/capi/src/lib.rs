@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 #![warn(missing_docs)]
 
+mod batches;
 mod directories;
 mod errors;
 mod files;

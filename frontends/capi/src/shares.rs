@@ -35,7 +35,7 @@ pub unsafe extern "C" fn quell_index_logs(store: *const StoreHandle, path: *cons
     number(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
-        Ok(store.0.index_logs(path)? as i64)
+        Ok(store.log()?.index_logs(path)? as i64)
     })
 }
 
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn quell_read_share(
             check_output(share)?;
             (handle(store, "a store")?, text(path)?)
         };
-        let read = ShareHandle(store.0.read_share(path, number, shares)?);
+        let read = ShareHandle(store.log()?.read_share(path, number, shares)?);
         // SAFETY: the caller meets the requirements above.
         unsafe { return_handle(share, read) };
         Ok(())
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn quell_open_with_shares(
         if options.create != OpenOptions::READ.create || options.truncate || !options.read {
             return Err(invalid("open", "the flags are O_RDONLY or O_RDWR if shares are given"));
         }
-        let opened = FileHandle(store.0.open_with_shares(path, options, shares)?);
+        let opened = FileHandle(store.log()?.open_with_shares(path, options, shares)?);
         // SAFETY: the caller meets the requirements above.
         unsafe { return_handle(file, opened) };
         Ok(())
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn quell_flatten_shares(
         // SAFETY: the caller meets the requirements above.
         let (store, path, shares) =
             unsafe { (handle(store, "a store")?, text(path)?, copied(shares, count)?) };
-        Ok(store.0.flatten_shares(path, shares)?.bytes as i64)
+        Ok(store.log()?.flatten_shares(path, shares)?.bytes as i64)
     })
 }
 

@@ -2,14 +2,50 @@
 
 use std::ffi::{c_char, c_int};
 
-use quell_client::{Attributes, Choices, Store};
+use quell_client::{Attributes, Batch, Choices, Client, Error, ErrorKind, Result, Store};
 
 use quell_boundary::{
     check_output, handle, number, path, return_handle, slice, status, take_handle, text, write_output,
 };
 
-/// Stores opened as one directory tree.
-pub struct StoreHandle(pub(crate) Store);
+/// Stores opened as one directory tree, or a batch of a store for batches.
+pub enum StoreHandle {
+    #[doc(hidden)]
+    Log(Store),
+    #[doc(hidden)]
+    Batch(Box<Batch>),
+}
+
+impl StoreHandle {
+    /// Returns the files of the tree.
+    pub(crate) fn files(&self) -> Result<&Client> {
+        match self {
+            StoreHandle::Log(store) => Ok(store),
+            StoreHandle::Batch(batch) => batch.files(),
+        }
+    }
+
+    /// Returns the log stores, for operations on the index of a file.
+    pub(crate) fn log(&self) -> Result<&Store> {
+        match self {
+            StoreHandle::Log(store) => Ok(store),
+            StoreHandle::Batch(_) => {
+                Err(unsupported("use the index of a file of", "a batch has no such index"))
+            }
+        }
+    }
+
+    pub(crate) fn batch(&self) -> Result<&Batch> {
+        match self {
+            StoreHandle::Batch(batch) => Ok(batch),
+            StoreHandle::Log(_) => Err(unsupported("end", "it is not a batch")),
+        }
+    }
+}
+
+fn unsupported(operation: &'static str, reason: &'static str) -> Error {
+    Error { source: Some(reason.into()), ..Error::new(ErrorKind::Unsupported, operation, "a store") }
+}
 
 /// Options for reading and writing files. 0 selects the default.
 #[repr(C)]
@@ -33,7 +69,7 @@ pub struct StatC {
     pub blocks: u64,
     /// As st_mode, for S_ISDIR(mode) and the other macros of sys/stat.h.
     pub mode: u32,
-    /// The number of names; 1 for a file.
+    /// The number of names; 1 for a file of a log store.
     pub links: u32,
     /// The owner.
     pub uid: u32,
@@ -92,7 +128,7 @@ pub unsafe extern "C" fn quell_store_open(
         // SAFETY: the caller meets the requirements above.
         let (paths, choices) = unsafe {
             check_output(store)?;
-            let paths = slice(paths, count)?.iter().map(|each| path(*each)).collect::<Result<Vec<_>, _>>()?;
+            let paths = slice(paths, count)?.iter().map(|each| path(*each)).collect::<Result<Vec<_>>>()?;
             (paths, if choices.is_null() { None } else { Some(handle(choices, "choices")?) })
         };
         let mut chosen = Choices::default();
@@ -102,14 +138,17 @@ pub unsafe extern "C" fn quell_store_open(
             chosen.index_threads = usual(choices.index_threads, chosen.index_threads);
             chosen.flatten_bytes = choices.flatten_bytes;
         }
-        let opened = StoreHandle(Store::open(&paths, chosen)?);
+        let opened = StoreHandle::Log(Store::open(&paths, chosen)?);
         // SAFETY: the caller meets the requirements above.
         unsafe { return_handle(store, opened) };
         Ok(())
     })
 }
 
-/// Closes the store. Files that were opened in it stay open. Does nothing for NULL.
+/// Closes the store. Files that were opened in it stay open. A batch that was not committed is
+/// aborted, as by quell_batch_abort, unless a call of quell_batch_commit has written its changes to
+/// the store; handles of its open files stay valid, and are closed with quell_close. The handle is
+/// closed also if an error is returned. Does nothing for NULL.
 ///
 /// # Safety
 ///
@@ -119,8 +158,10 @@ pub unsafe extern "C" fn quell_store_open(
 pub unsafe extern "C" fn quell_store_close(store: *mut StoreHandle) -> c_int {
     status(|| {
         // SAFETY: the caller meets the requirements above.
-        drop(unsafe { take_handle(store) });
-        Ok(())
+        match unsafe { take_handle(store) }.map(|handle| *handle) {
+            Some(StoreHandle::Batch(batch)) => batch.close(),
+            Some(StoreHandle::Log(_)) | None => Ok(()),
+        }
     })
 }
 
@@ -140,7 +181,7 @@ pub unsafe extern "C" fn quell_stat(
     status(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
-        let found = StatC::from_attributes(&store.0.stat(path)?);
+        let found = StatC::from_attributes(&store.files()?.stat(path)?);
         // SAFETY: the caller meets the requirements above.
         unsafe { write_output(stat, found) }
     })
@@ -162,7 +203,7 @@ pub unsafe extern "C" fn quell_truncate(
     status(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
-        store.0.truncate(path, size_bytes)
+        store.files()?.truncate(path, size_bytes)
     })
 }
 
@@ -179,7 +220,7 @@ pub unsafe extern "C" fn quell_flatten(store: *const StoreHandle, path: *const c
     number(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
-        Ok(store.0.flatten(path)?.bytes as i64)
+        Ok(store.log()?.flatten(path)?.bytes as i64)
     })
 }
 
@@ -195,7 +236,7 @@ pub unsafe extern "C" fn quell_remove(store: *const StoreHandle, path: *const c_
     status(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
-        store.0.remove(path)
+        store.files()?.remove(path)
     })
 }
 
@@ -215,7 +256,7 @@ pub unsafe extern "C" fn quell_rename(
     status(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, from, to) = unsafe { (handle(store, "a store")?, text(from)?, text(to)?) };
-        store.0.rename(from, to)
+        store.files()?.rename(from, to)
     })
 }
 
@@ -234,7 +275,7 @@ pub unsafe extern "C" fn quell_mkdir(
     status(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
-        store.0.make_dir(path, permissions)
+        store.files()?.make_dir(path, permissions)
     })
 }
 
@@ -249,6 +290,6 @@ pub unsafe extern "C" fn quell_rmdir(store: *const StoreHandle, path: *const c_c
     status(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
-        store.0.remove_dir(path)
+        store.files()?.remove_dir(path)
     })
 }

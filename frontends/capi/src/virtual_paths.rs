@@ -72,7 +72,7 @@ pub unsafe extern "C" fn quell_virtual_store(
             }
             found.set_never_flattens();
         }
-        let opened = StoreHandle(found.store()?);
+        let opened = StoreHandle::Log(found.store()?);
         // SAFETY: the caller meets the requirements above.
         unsafe { return_handle(store, opened) };
         Ok(())

@@ -96,6 +96,32 @@ fn memory_is_used_correctly() {
     run(watched.arg(program).arg(&store));
 }
 
+#[test]
+fn batches_are_committed_or_aborted_with_either_linking() {
+    let temp = tempfile::tempdir().unwrap();
+    for linked in [Linked::Shared, Linked::Static] {
+        let store = temp.path().join(format!("{linked:?} store"));
+        quell_batch::BatchStore::create(&store).unwrap();
+        let directory = temp.path().join(format!("{linked:?}"));
+        std::fs::create_dir(&directory).unwrap();
+        let program = compile("tests/batches.c", temp.path(), linked);
+        run(command(program).arg(&store).current_dir(directory));
+    }
+    if rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: root can read everything");
+    }
+}
+
+#[test]
+fn the_example_creates_files_in_a_batch() {
+    let temp = tempfile::tempdir().unwrap();
+    let program = compile("examples/creates.c", temp.path(), Linked::Shared);
+    let store = temp.path().join("store");
+    quell_batch::BatchStore::create(&store).unwrap();
+    let output = run(command(program).arg(&store).arg("1000"));
+    assert!(output.starts_with("1000 entries published, 0 conflicts, "), "{output}");
+}
+
 /// Installs this library in the home directory `home`, as `make install PREFIX=$HOME/.local` does.
 fn install(home: &Path) {
     let mut make = Command::new("make");

@@ -19,10 +19,14 @@ fn the_python_library_conforms() {
     let beside = own.parent().unwrap();
     assert!(beside.join("libquell.so").exists(), "no libquell.so in {}", beside.display());
     let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python");
+    let temp = tempfile::tempdir().unwrap();
+    let store = temp.path().join("store");
+    quell_batch::BatchStore::create(&store).unwrap();
     let output = Command::new(python)
         .args(["-W", "error", "-m", "unittest", "discover", "--verbose", "tests"])
         .env("LD_LIBRARY_PATH", beside)
         .env("PYTHONPATH", ".")
+        .env("QUELL_TEST_BATCH_STORE", &store)
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .current_dir(package)
         .output()

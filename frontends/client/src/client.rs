@@ -26,29 +26,32 @@ pub struct Entry {
 }
 
 /// A file system that this process uses by path. Clones are cheap; open files keep it open.
-#[derive(Debug)]
-pub struct Client<F> {
+#[derive(Debug, Clone)]
+pub struct Client {
     // In a child process, dropping this would delete files that its parent has removed and still
     // reads.
-    fs: Arc<Owned<F>>,
+    fs: Arc<Owned<Arc<dyn Writable>>>,
     umask: u32,
 }
 
-impl<F> Clone for Client<F> {
-    fn clone(&self) -> Client<F> {
-        Client { fs: Arc::clone(&self.fs), umask: self.umask }
+impl Client {
+    /// Returns a client of a file system object that belongs to this process.
+    pub fn new(fs: Arc<dyn Writable>) -> Result<Client> {
+        Ok(Client::with_umask(fs, umask()?))
     }
-}
 
-impl<F: Writable> Client<F> {
-    /// Returns a client of a file system that only this process uses.
-    pub fn new(fs: F) -> Result<Client<F>> {
-        Ok(Client { fs: Arc::new(Owned::new(fs)), umask: umask()? })
+    pub(crate) fn with_umask(fs: Arc<dyn Writable>, umask: u32) -> Client {
+        Client { fs: Arc::new(Owned::new(fs)), umask }
     }
 
     /// Returns the file system, in the process that opened it.
-    pub(crate) fn fs(&self) -> Result<&F> {
-        self.fs.get()
+    fn fs(&self) -> Result<&dyn Writable> {
+        Ok(&**self.fs.get()?)
+    }
+
+    /// Returns whether there is an open file, or another client of the file system.
+    pub(crate) fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.fs) > 1
     }
 
     /// Returns the context of all operations: the permissions and the ID of this process.
@@ -66,7 +69,7 @@ impl<F: Writable> Client<F> {
 
     /// Opens the regular file at `path`. Errors: `NotFound`, `Exists`, `IsADirectory`; `ELOOP` for
     /// a symbolic link.
-    pub fn open_file(&self, path: &[u8], options: OpenOptions) -> Result<ClientFile<F>> {
+    pub fn open_file(&self, path: &[u8], options: OpenOptions) -> Result<ClientFile> {
         let refused = |kind| Err(Error::new(kind, "open", path));
         let is_valid = options.write || options.read && !options.truncate;
         if !is_valid {
@@ -109,8 +112,8 @@ impl<F: Writable> Client<F> {
         &self,
         path: &[u8],
         options: OpenOptions,
-        open: impl FnOnce(&F, &Context<'_>, NodeId, OpenMode) -> Result<Box<dyn WritableFile>>,
-    ) -> Result<ClientFile<F>> {
+        open: impl FnOnce(&Context<'_>, NodeId, OpenMode) -> Result<Box<dyn WritableFile>>,
+    ) -> Result<ClientFile> {
         let OpenOptions { read, write, create, truncate, .. } = options;
         if !read || truncate || create != Create::Never {
             return Err(Error::new(ErrorKind::InvalidInput, "open", path));
@@ -123,12 +126,12 @@ impl<F: Writable> Client<F> {
             Kind::Symlink => return Err(Error::new(ErrorKind::Os(errno::ELOOP), "open", path)),
             _ => return Err(Error::new(ErrorKind::IsADirectory, "open", path)),
         }
-        let file = open(fs, &context, found.node(), OpenMode { read, write, truncate })?;
+        let file = open(&context, found.node(), OpenMode { read, write, truncate })?;
         Ok(self.opened(found, file, options))
     }
 
     /// Returns the open file, which takes over the reference to its node.
-    fn opened(&self, found: NodeRef<'_>, file: Box<dyn WritableFile>, options: OpenOptions) -> ClientFile<F> {
+    fn opened(&self, found: NodeRef<'_>, file: Box<dyn WritableFile>, options: OpenOptions) -> ClientFile {
         ClientFile::new(Arc::clone(&self.fs), found.into_attributes().node, file, options)
     }
 
@@ -208,7 +211,7 @@ impl<F: Writable> Client<F> {
 
 /// Returns the umask of the process. It is read from `/proc`, because umask(2) can only return it
 /// by changing it for all threads.
-fn umask() -> Result<u32> {
+pub(crate) fn umask() -> Result<u32> {
     let path = "/proc/self/status";
     let status = std::fs::read_to_string(path).map_err(|cause| Error::from_io(cause, "read", path))?;
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));

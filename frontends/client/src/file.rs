@@ -17,8 +17,8 @@ const LOCK_PAUSE_MAX: Duration = Duration::from_millis(10);
 
 /// An open file. Dropping it closes it without reporting errors; [`close`](Self::close) reports
 /// them.
-pub struct ClientFile<F: Writable> {
-    fs: Arc<Owned<F>>,
+pub struct ClientFile {
+    fs: Arc<Owned<Arc<dyn Writable>>>,
     /// This object has one reference to the node.
     node: NodeId,
     // In a child process, dropping the file would write the data that its parent has buffered.
@@ -27,19 +27,19 @@ pub struct ClientFile<F: Writable> {
     writes: bool,
 }
 
-impl<F: Writable> std::fmt::Debug for ClientFile<F> {
+impl std::fmt::Debug for ClientFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ClientFile").field("node", &self.node).finish_non_exhaustive()
     }
 }
 
-impl<F: Writable> ClientFile<F> {
+impl ClientFile {
     pub(crate) fn new(
-        fs: Arc<Owned<F>>,
+        fs: Arc<Owned<Arc<dyn Writable>>>,
         node: NodeId,
         file: Box<dyn WritableFile>,
         options: OpenOptions,
-    ) -> ClientFile<F> {
+    ) -> ClientFile {
         ClientFile { fs, node, file: Owned::new(file), reads: options.read, writes: options.write }
     }
 
@@ -139,7 +139,7 @@ fn refused(operation: &'static str, reason: &'static str) -> Error {
     Error { source: Some(reason.into()), ..Error::new(ErrorKind::Os(errno::EBADF), operation, "a file") }
 }
 
-impl<F: Writable> Drop for ClientFile<F> {
+impl Drop for ClientFile {
     fn drop(&mut self) {
         self.file.close();
         if let Ok(fs) = self.fs.get() {

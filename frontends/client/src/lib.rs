@@ -1,6 +1,6 @@
 //! The client library: access to the files of a file system of the contract by path, in the
 //! program's own process, without a mount and without a daemon. [`Client`] takes any such file
-//! system; [`Store`] is the client of log stores.
+//! system; [`Store`] is the client of log stores, and [`Batch`] that of a batch.
 //!
 //! ```
 //! use quell_client::{Choices, Create, OpenOptions, Store};
@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod batch;
 mod client;
 mod file;
 mod log_store;
@@ -40,10 +41,12 @@ mod open_options;
 mod owned;
 mod virtual_paths;
 
+pub use batch::{Batch, BatchOptions};
 pub use client::{Client, Entry};
 pub use file::ClientFile;
-pub use log_store::{Store, StoreFile};
+pub use log_store::Store;
 pub use open_options::{Create, OpenOptions};
+pub use quell_batch::{BatchSummary, SummaryState};
 pub use quell_log::{Choices, Flattened};
 pub use quell_vfs::{
     Attributes, Error, ErrorKind, FileLocks, HeldLock, Kind, LockMode, LockOwner, LockScope, Result, TO_END,

@@ -1,6 +1,8 @@
 //! Log stores, opened by path.
 
+use std::ops::Deref;
 use std::path::Path;
+use std::sync::Arc;
 
 use quell_log::{Choices, Flattened, LogFs};
 use quell_vfs::{Context, Result, resolve};
@@ -8,14 +10,25 @@ use quell_vfs::{Context, Result, resolve};
 use crate::client::Client;
 use crate::file::ClientFile;
 use crate::open_options::OpenOptions;
+use crate::owned::Owned;
 
-/// Stores opened as one directory tree.
-pub type Store = Client<LogFs>;
+/// Stores opened as one directory tree. Clones are cheap.
+#[derive(Debug, Clone)]
+pub struct Store {
+    client: Client,
+    log: Arc<Owned<Arc<LogFs>>>,
+}
 
-/// An open file of a store.
-pub type StoreFile = ClientFile<LogFs>;
+/// The operations by path that all file systems have.
+impl Deref for Store {
+    type Target = Client;
 
-impl Client<LogFs> {
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl Store {
     /// Opens the directories `stores` as one directory tree. The directories must exist; missing
     /// internal files in them are created. All processes must open the tree with the same
     /// directories.
@@ -24,27 +37,36 @@ impl Client<LogFs> {
     /// it, so that no thread remains that a fork or the end of the process would interrupt.
     pub fn open(stores: &[impl AsRef<Path>], choices: Choices) -> Result<Store> {
         let choices = Choices { flattens_later: false, ..choices };
-        Client::new(quell_mount_spec::open_log(stores, choices)?)
+        Store::of(quell_mount_spec::open_log(stores, choices)?)
+    }
+
+    pub(crate) fn of(fs: LogFs) -> Result<Store> {
+        let log = Arc::new(fs);
+        Ok(Store { client: Client::new(log.clone())?, log: Arc::new(Owned::new(log)) })
+    }
+
+    fn log(&self) -> Result<&LogFs> {
+        Ok(&**self.log.get()?)
     }
 
     /// Merges the indexes of the published data of a file into one, which makes later opens of a
     /// file with many writers much faster. Data written afterwards is found through its own index.
     pub fn flatten(&self, path: &[u8]) -> Result<Flattened> {
-        let fs = self.fs()?;
+        let fs = self.log()?;
         fs.flatten(resolve(fs, &Context::OWN, path)?.node())
     }
 
     /// Does the same as [`flatten`](Self::flatten) with all shares of the file, as one process of
     /// those that have read them with [`read_share`](Self::read_share).
     pub fn flatten_shares(&self, path: &[u8], shares: Vec<Vec<u8>>) -> Result<Flattened> {
-        let fs = self.fs()?;
+        let fs = self.log()?;
         fs.flatten_shares(resolve(fs, &Context::OWN, path)?.node(), shares)
     }
 
     /// Returns the number of index logs that opening the file reads, and thus the largest useful
     /// number of shares: 0 if no process has published data, and 1 if the file is flattened.
     pub fn index_logs(&self, path: &[u8]) -> Result<usize> {
-        let fs = self.fs()?;
+        let fs = self.log()?;
         fs.index_logs(resolve(fs, &Context::OWN, path)?.node())
     }
 
@@ -53,7 +75,7 @@ impl Client<LogFs> {
     /// all of them. Errors: `EFBIG` if the share has more than 1 GiB; each process then opens the
     /// file alone.
     pub fn read_share(&self, path: &[u8], number: usize, shares: usize) -> Result<Vec<u8>> {
-        let fs = self.fs()?;
+        let fs = self.log()?;
         fs.read_share(resolve(fs, &Context::OWN, path)?.node(), number, shares)
     }
 
@@ -65,9 +87,10 @@ impl Client<LogFs> {
         path: &[u8],
         options: OpenOptions,
         shares: Vec<Vec<u8>>,
-    ) -> Result<StoreFile> {
-        self.open_existing(path, options, |fs, context, node, mode| {
-            fs.open_with_shares(context, node, mode, shares)
+    ) -> Result<ClientFile> {
+        let log = self.log()?;
+        self.open_existing(path, options, |context, node, mode| {
+            log.open_with_shares(context, node, mode, shares)
         })
     }
 }

@@ -7,10 +7,9 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use quell_mount_spec::{FLATTEN_THRESHOLD_BYTES, IndexMode, View, ViewLog};
+use quell_mount_spec::{FLATTEN_THRESHOLD_BYTES, IndexMode, NewFiles, View, ViewLog};
 use quell_vfs::{Error, ErrorKind, Result};
 
-use crate::client::Client;
 use crate::log_store::Store;
 
 /// A path below a virtual directory.
@@ -103,7 +102,8 @@ impl VirtualPath {
         if let Some(store) = find() {
             return Ok(store);
         }
-        let opened: Store = Client::new(self.log.open()?)?;
+        // Usually, several processes write a file.
+        let opened = Store::of(self.log.open(NewFiles::Container)?)?;
         if let Some(store) = find() {
             return Ok(store); // another thread was faster
         }

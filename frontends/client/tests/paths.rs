@@ -1,6 +1,7 @@
 //! Tests that paths resolve correctly and that no references to their nodes remain.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use quell_client::{Choices, Client, Create, ErrorKind, Kind, OpenOptions, Store};
 use quell_testkit::WritableModel;
@@ -81,7 +82,7 @@ fn repeated_opens_leave_no_descriptors() {
 
 #[test]
 fn a_client_works_with_any_writable_file_system() {
-    let client = Client::new(WritableModel::new()).unwrap();
+    let client = Client::new(Arc::new(WritableModel::new())).unwrap();
     client.make_dir(b"a", 0o755).unwrap();
     let file = client.open_file(b"a/file", MAKE).unwrap();
     file.write_at(b"data", 2).unwrap();

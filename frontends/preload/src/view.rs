@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use quell_batch::open_shared_names;
 use quell_log::LogFs;
 use quell_mount_spec::{
-    CheckedIndex, OpenTree, View, ViewBatch, ViewLog, ViewPool, ViewTree, open_pool, shown,
+    CheckedIndex, NewFiles, OpenTree, View, ViewBatch, ViewLog, ViewPool, ViewTree, open_pool, shown,
 };
 use quell_threads::lock;
 use quell_vfs::{Context, FileIdentity, FileSystem, NodeId};
@@ -93,7 +93,7 @@ impl VirtualDir {
         quell_posix::move_descriptors(own_descriptors::moved);
         let new = match &self.source {
             Source::Log(log) => {
-                let log: &'static LogFs = Box::leak(Box::new(log.open()?));
+                let log: &'static LogFs = Box::leak(Box::new(log.open(NewFiles::Object)?));
                 Opened { generation, fs: log, log: Some(log), tree: None }
             }
             Source::Pool(pool) => {

@@ -1,5 +1,5 @@
-"""Access to the files of log stores, which many processes can write at the same time, in this
-process: no mount, no daemon.
+"""Access to the files of log stores, which many processes can write at the same time, and of
+batches, in this process: no mount, no daemon.
 
     import quell
 
@@ -12,18 +12,27 @@ process: no mount, no daemon.
 `io.BufferedRandom`, or pass it to functions that accept a file, such as `h5py.File(file, "w")`.
 Errors are `OSError` and its subclasses, as for other files.
 
+`Batch` changes a store for batches (`quell batch init`) without requests to a metadata server, and
+publishes all changes together:
+
+    with quell.Batch("/scratch/names", "results") as batch:
+        with batch.open("1", "xb") as file:
+            file.write(b"first")
+
 Handles belong to the process that opened them. After a fork, operations of the child on its parent's
 handles fail with `EBADF`, and closing one there does nothing; the child must open its own.
 """
 
-__all__ = ["Entry", "File", "Store", "open"]
+__all__ = ["Batch", "CommitResult", "ConflictsError", "Entry", "File", "Store", "open"]
 
 
 def __getattr__(name):
     # `import quell.blob` loads only the library of blobs.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import file, store
+    from . import batch, file, store
 
+    globals().update(Batch=batch.Batch, CommitResult=batch.CommitResult)
+    globals().update(ConflictsError=batch.ConflictsError)
     globals().update(File=file.File, Entry=store.Entry, Store=store.Store, open=store.open)
     return globals()[name]

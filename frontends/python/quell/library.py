@@ -12,6 +12,20 @@ class Choices(ctypes.Structure):
     _fields_ = [("buffer_bytes", c_size_t), ("index_threads", c_size_t), ("flatten_bytes", c_uint64)]
 
 
+class BatchOptions(ctypes.Structure):
+    _fields_ = [
+        ("directory", c_char_p),
+        ("name", c_char_p),
+        ("trusted_owners", POINTER(c_uint32)),
+        ("trusted_owners_count", c_size_t),
+        ("is_atomic", c_int),
+    ]
+
+
+class BatchResult(ctypes.Structure):
+    _fields_ = [("number", c_uint64), ("entries", c_uint64), ("conflicts", c_uint64)]
+
+
 class Attributes(ctypes.Structure):
     _fields_ = [
         ("size_bytes", c_uint64),
@@ -67,6 +81,10 @@ class ShareBytes(ctypes.Structure):
 FUNCTIONS = {
     "quell_store_open": [POINTER(c_char_p), c_size_t, POINTER(Choices), POINTER(c_void_p)],
     "quell_store_close": [c_void_p],
+    "quell_batch_begin": [c_char_p, POINTER(BatchOptions), POINTER(c_void_p)],
+    "quell_batch_number": [c_void_p],
+    "quell_batch_commit": [c_void_p, POINTER(BatchResult)],
+    "quell_batch_abort": [c_void_p],
     "quell_stat": [c_void_p, c_char_p, POINTER(Attributes)],
     "quell_truncate": [c_void_p, c_char_p, c_uint64],
     "quell_flatten": [c_void_p, c_char_p],
@@ -102,6 +120,7 @@ FUNCTIONS = {
     "quell_dir_close": [c_void_p],
 }
 LONG = {
+    "quell_batch_number",
     "quell_pread",
     "quell_pwrite",
     "quell_append",

@@ -242,8 +242,10 @@ class Files(InStore):
         header = (Path(__file__).parents[2] / "capi/include/quell.h").read_text()
         declared = set(re.findall(r"\b(quell_\w+)\(", header)) - {"quell_last_error"}
         self.assertEqual(declared, set(library.FUNCTIONS))
-        kinds = {"uint64_t": 8, "int64_t": 8, "uint32_t": 4, "size_t": ctypes.sizeof(ctypes.c_size_t)}
+        kinds = {"uint64_t": 8, "int64_t": 8, "uint32_t": 4, "int": 4, "size_t": ctypes.sizeof(ctypes.c_size_t)}
         ours = {
+            "quell_batch_options": library.BatchOptions,
+            "quell_batch_result": library.BatchResult,
             "quell_choices": library.Choices,
             "quell_attributes": library.Attributes,
             "quell_read_piece": library.ReadPiece,

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use quell_fuse::LockKeeper;
 use quell_log::{Choices, LogFs};
+use quell_mount_spec::NewFiles;
 use quell_vfs::{FileSystem, Result};
 
 use crate::display::shown_list;
@@ -16,7 +17,7 @@ use crate::holder::handshake::HolderContext;
 use crate::holder::messages::Messages;
 use crate::holder::only_user;
 use crate::holder::writable_mount::{Content, MountOptions, WritableMount, mountpoint};
-use crate::protocol::plan::{LocksMode, LogPlan, NewFiles};
+use crate::protocol::plan::{LocksMode, LogPlan};
 use crate::protocol::report::{HolderReport, LogReport};
 
 /// Logs of files that no process has open are closed if they were not read for this time, and after

@@ -7,7 +7,7 @@ use quell_batch::ProofForm;
 use quell_boot::{BLOCK_BYTES, BLOCKS_MAX};
 use quell_index::OnChange;
 use quell_job::MeetingPoint;
-use quell_mount_spec::{DiskFormat, IndexMode, Trusted};
+use quell_mount_spec::{DiskFormat, IndexMode, NewFiles, Trusted};
 use serde::{Deserialize, Serialize};
 
 use crate::display::shown;
@@ -296,17 +296,6 @@ pub enum BatchMode {
         /// The number of the batch.
         batch: u64,
     },
-}
-
-/// The form in which a log mount creates files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum NewFiles {
-    /// As a container: a directory with the logs of each writer.
-    #[default]
-    Container,
-    /// As one object, which is replaced by a container when one is needed.
-    Object,
 }
 
 /// Where the locks (flock(2), fcntl(2)) of a log mount are kept.

@@ -113,8 +113,8 @@ pub fn receive(mut stream: impl AsFd + Read) -> Result<Received, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::plan::{KernelCaching, LocksMode, LogPlan, NewFiles, PlanSource, Target};
-    use quell_mount_spec::IndexMode;
+    use crate::protocol::plan::{KernelCaching, LocksMode, LogPlan, PlanSource, Target};
+    use quell_mount_spec::{IndexMode, NewFiles};
 
     fn plan() -> Plan {
         let (index, flatten_threshold_bytes, locks) = (IndexMode::Parallel, 0, LocksMode::Store);
