@@ -60,6 +60,16 @@ impl FileStatus {
         FileStatus::read(fd, AtFlags::empty())
     }
 
+    /// Returns the status of a child for [`check_child`](PosixDir::check_child). This node may have
+    /// cached an earlier link count of a file that has one name now.
+    fn of_child(fd: BorrowedFd<'_>) -> rustix::io::Result<FileStatus> {
+        let found = FileStatus::current(fd)?;
+        match found.has_other_names() {
+            true => FileStatus::read(fd, AtFlags::STATX_FORCE_SYNC),
+            false => Ok(found),
+        }
+    }
+
     /// Returns the status at the time of the open, without a request to a file server.
     fn at_open(fd: BorrowedFd<'_>) -> rustix::io::Result<FileStatus> {
         FileStatus::read(fd, AtFlags::STATX_DONT_SYNC)
@@ -80,6 +90,12 @@ impl FileStatus {
 
     fn kind(&self) -> FileType {
         FileType::from_raw_mode(self.mode)
+    }
+
+    /// Returns whether it is a file with several names. An open file that was removed has a link
+    /// count of 0.
+    fn has_other_names(&self) -> bool {
+        self.kind() != FileType::Directory && self.nlink > 1
     }
 
     /// Makes the thread assume the credentials of the file's owner; `None` if the owner is root.
@@ -190,8 +206,7 @@ impl PosixDir {
     /// of this directory.
     fn check_child(&self, child: &FileStatus, operation: &'static str, name: &[u8]) -> Result<()> {
         let dir = FileStatus::current(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?;
-        // An open file that was removed has a link count of 0.
-        if child.kind() != FileType::Directory && child.nlink > 1 {
+        if child.has_other_names() {
             return Err(refused(operation, name, "it has another name, which may be in another directory"));
         }
         if child.device != dir.device {
@@ -213,7 +228,7 @@ impl PosixDir {
         change: &Change,
     ) -> Result<()> {
         let fail = |e| failed(e, "change", name);
-        let found = FileStatus::current(fd).map_err(fail)?;
+        let found = FileStatus::of_child(fd).map_err(fail)?;
         if !name.is_empty() {
             self.check_child(&found, "change", name)?;
         }
@@ -288,7 +303,7 @@ impl WritableDir for PosixDir {
         }
         let fail = |e| failed(e, "open", name);
         let child = self.point_at(OsStr::from_bytes(name)).map_err(fail)?;
-        let found = FileStatus::current(child.as_fd()).map_err(fail)?;
+        let found = FileStatus::of_child(child.as_fd()).map_err(fail)?;
         match found.kind() {
             FileType::RegularFile => {}
             FileType::Directory => return Err(fail(Errno::ISDIR)),

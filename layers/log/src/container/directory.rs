@@ -425,12 +425,32 @@ impl Container {
     /// Keeps the container of an object open if it is part of the file. Returns whether it is part
     /// of the file.
     fn keep_if_complete(&self, found: &FoundContainer) -> Result<bool> {
-        let is_complete = none_if_not_found(found.dir.stat(ACCESS))?.is_some();
-        if is_complete {
-            // Another thread may have set the same values.
-            let _ = (self.record.set(found.record), self.dir.set(Arc::clone(&found.dir)));
+        let Some(access) = none_if_not_found(found.dir.stat(ACCESS))? else { return Ok(false) };
+        if access.nlink > 1
+            && let Err(error) = self.remove_temporary_name(access.identity())
+        {
+            tracing::debug!(container = %self.shown_number(), %error, "`access` may keep a second name");
         }
-        Ok(is_complete)
+        // Another thread may have set the same values.
+        let _ = (self.record.set(found.record), self.dir.set(Arc::clone(&found.dir)));
+        Ok(true)
+    }
+
+    /// Removes the temporary name of `access`. On file systems that cannot rename a file without
+    /// replacing another one, `access` has a second name for a moment after it was created, and
+    /// keeps it if its creator is killed (see [`name_new`]). Locks and changes of attributes fail
+    /// while it has two names, because another user may have created one of them.
+    fn remove_temporary_name(&self, access: FileIdentity) -> Result<()> {
+        // The process's own credentials, because any user may have created the name.
+        let _process = assume(None)?;
+        let temporaries = self.stores.temporary_dir(self.home)?;
+        for name in temporaries.names()? {
+            let found = none_if_not_found(temporaries.stat(&name))?;
+            if found.is_some_and(|found| found.identity() == access) {
+                none_if_not_found(temporaries.remove(&name))?;
+            }
+        }
+        Ok(())
     }
 
     /// Finds the container of an object, which is not part of the file before it has `access`. The

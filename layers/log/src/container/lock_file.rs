@@ -54,13 +54,14 @@ impl LockFile {
 
     /// Refuses a file with another name: another user may have put it here.
     fn check(&self) -> Result<()> {
-        match self.file.stat()?.nlink {
-            0 | 1 => Ok(()),
-            _ => Err(Error {
+        // This node may have cached a link count of 2 while another process created the file.
+        if self.file.stat()?.nlink > 1 && self.file.stat_from_server()?.nlink > 1 {
+            return Err(Error {
                 source: Some("it has another name, which may be in another directory".into()),
                 ..Error::new(ErrorKind::Damaged, "lock", ACCESS)
-            }),
+            });
         }
+        Ok(())
     }
 
     pub fn locks(&self) -> Result<&dyn RangeLocks> {

@@ -535,3 +535,32 @@ fn a_user_creates_files_in_a_directory_that_was_prepared_in_the_store() {
     file.close().unwrap();
     assert_eq!(owner_and_mode(&parts), (0, 0o1777));
 }
+
+/// On MooseFS, a process that creates `access` gives it its name with link(2), and removes its
+/// temporary name afterwards. Another process may lock the file between the two, or the creator may
+/// be killed there.
+#[test]
+fn a_file_can_be_locked_while_its_container_has_a_temporary_name_of_access() {
+    let Some(user_store) = UserStore::new() else { return };
+    let fs = user_store.mount_with(7, Choices { begins_as_object: true, ..Choices::default() });
+    let node = write_as_user(&fs, 0o644);
+    let (owner, scope) = (LockOwner(1), LockScope::ALL_BYTES);
+    let lock = |fs: &LogFs, node| {
+        let caller = user(USER);
+        let context = Context { caller: Some(&caller), ..Context::for_process(2) };
+        let file = fs.open_as(&context, node, OpenMode::READ_WRITE).unwrap();
+        assert!(file.locks().unwrap().try_lock(owner, scope, LockMode::Exclusive).unwrap());
+        file.locks().unwrap().unlock(owner, scope).unwrap();
+    };
+    lock(&fs, node);
+    let container = fs::read_dir(user_store.store.join(".quell/parts")).unwrap().next().unwrap().unwrap();
+    let access = container.path().join("access");
+    let (temporary, other) = [1, 2].map(|n| user_store.store.join(format!(".quell/new/{n:032x}"))).into();
+    fs::hard_link(&access, &temporary).unwrap();
+    fs::write(&other, b"").unwrap();
+    let second = user_store.mount_with(8, Choices::default());
+    let found = second.lookup(&Context::OWN, second.root(), b"f").unwrap().unwrap();
+    lock(&second, found.into_attributes().node);
+    assert!(!temporary.exists() && other.exists());
+    assert_eq!(fs::metadata(&access).unwrap().nlink(), 1);
+}
