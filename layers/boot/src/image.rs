@@ -625,22 +625,24 @@ impl BootImage {
         (u64_at(&self.bytes, row), u32_at(&self.bytes, row + 8) as usize)
     }
 
-    /// Reads and decodes a frame. `read` fills a buffer from an offset of the file.
+    /// Reads a frame into `compressed`, and decodes it into `bytes`. `read` fills a buffer from an
+    /// offset of the file.
     pub(crate) fn read_frame(
         &self,
         number: usize,
         read: &dyn Fn(u64, &mut [u8]) -> Result<()>,
-    ) -> Result<Vec<u8>> {
+        compressed: &mut Vec<u8>,
+        bytes: &mut Vec<u8>,
+    ) -> Result<()> {
         let (offset, length) = self.frame_range(number);
-        let mut frame = vec![0; length];
-        read(offset, &mut frame)?;
+        compressed.resize(length, 0);
+        read(offset, compressed)?;
         let blocks = (self.contents as usize - number * FRAME_BLOCKS).min(FRAME_BLOCKS);
-        let mut bytes = vec![0; blocks * BLOCK_BYTES];
-        self.decode_bytes(number, &frame, &mut bytes).map_err(|damage| Error {
+        bytes.resize(blocks * BLOCK_BYTES, 0);
+        self.decode_bytes(number, compressed, bytes).map_err(|damage| Error {
             source: Some(Box::new(damage)),
             ..Error::new(ErrorKind::Damaged, "decode", b"the boot image")
-        })?;
-        Ok(bytes)
+        })
     }
 
     /// Verifies and decodes the bytes of a frame.

@@ -51,12 +51,14 @@ impl LoadingContents {
         let next = AtomicUsize::new(0);
         let failure = Mutex::new(None);
         let work = || {
+            let mut compressed = Vec::new();
             let is_intact = || failure.lock().is_ok_and(|failure| failure.is_none());
             while is_intact() {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let Some(slot) = self.frames.get(number) else { return };
-                match image.read_frame(number, read) {
-                    Ok(bytes) => _ = slot.set(Some(bytes)),
+                let mut bytes = Vec::new();
+                match image.read_frame(number, read, &mut compressed, &mut bytes) {
+                    Ok(()) => _ = slot.set(Some(bytes)),
                     Err(error) => {
                         tracing::debug!(frame = number, %error, "cannot load a frame: its blocks are read from the disk");
                         *lock(&failure) = Some(error);

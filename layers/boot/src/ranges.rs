@@ -80,11 +80,17 @@ impl MemoryEstimate {
 /// `None` in a slot: the frame is damaged.
 type Frame = Arc<OnceLock<Option<Vec<u8>>>>;
 
+/// The number of buffers of removed frames that are kept for the next frames.
+const SPARE_BUFFERS_MAX: usize = 4;
+
 #[derive(Default)]
 struct KeptFrames {
     /// Frames, each with the value of `uses` at its last use.
     frames: HashMap<usize, (u64, Frame)>,
     uses: u64,
+    /// Buffers of removed frames, and of compressed frames. An allocator reuses such buffers
+    /// late or never if one thread allocates them and another one frees them.
+    spare: Vec<Vec<u8>>,
 }
 
 impl KeptFrames {
@@ -98,11 +104,26 @@ impl KeptFrames {
         let frame = frame.clone();
         if self.frames.len() > FRAMES_KEPT {
             let oldest = self.frames.iter().min_by_key(|(_, (last_use, _))| *last_use);
-            if let Some(oldest) = oldest.map(|(number, _)| *number) {
-                self.frames.remove(&oldest);
+            if let Some(oldest) = oldest.map(|(number, _)| *number)
+                && let Some((_, removed)) = self.frames.remove(&oldest)
+            {
+                self.release(removed);
             }
         }
         frame
+    }
+
+    /// Keeps the buffer of a removed frame if no other thread uses the frame.
+    fn release(&mut self, frame: Frame) {
+        if let Some(bytes) = Arc::into_inner(frame).and_then(OnceLock::into_inner).flatten() {
+            self.keep_buffer(bytes);
+        }
+    }
+
+    fn keep_buffer(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < SPARE_BUFFERS_MAX {
+            self.spare.push(buffer);
+        }
     }
 }
 
@@ -155,12 +176,23 @@ impl RangedContents {
         let Some(bytes) = decoded else { return false };
         let begin = content as usize % FRAME_BLOCKS * BLOCK_BYTES + within;
         into.copy_from_slice(&bytes[begin..begin + into.len()]);
+        if Arc::strong_count(&frame) == 1 {
+            // Another thread has removed the frame meanwhile.
+            lock(&self.kept).release(frame);
+        }
         true
     }
 
     fn read(&self, image: &BootImage, number: usize) -> Result<Vec<u8>> {
         self.frames_read.fetch_add(1, Ordering::Relaxed);
-        image.read_frame(number, &|offset, into| self.file.read_exact_at(into, offset))
+        let [mut bytes, mut compressed] = {
+            let mut kept = lock(&self.kept);
+            [(); 2].map(|()| kept.spare.pop().unwrap_or_default())
+        };
+        let read = |offset, into: &mut [u8]| self.file.read_exact_at(into, offset);
+        let result = image.read_frame(number, &read, &mut compressed, &mut bytes);
+        lock(&self.kept).keep_buffer(compressed);
+        result.map(|()| bytes)
     }
 
     fn failed(&self, number: usize, error: &Error) {
@@ -200,5 +232,19 @@ mod tests {
             "{:?}",
             kept.frames.keys()
         );
+    }
+
+    #[test]
+    fn the_buffer_of_a_removed_frame_is_used_again_if_no_thread_uses_the_frame() {
+        let mut kept = KeptFrames::default();
+        let in_use = kept.frame(0);
+        in_use.set(Some(vec![0; 1])).unwrap();
+        kept.frame(1).set(Some(vec![1; 2])).unwrap();
+        (2..=FRAMES_KEPT + 1).for_each(|number| drop(kept.frame(number)));
+        assert_eq!(kept.spare, [vec![1; 2]]);
+        kept.release(in_use);
+        assert_eq!(kept.spare, [vec![1; 2], vec![0; 1]]);
+        (0..2 * SPARE_BUFFERS_MAX).for_each(|_| kept.keep_buffer(Vec::new()));
+        assert_eq!(kept.spare.len(), SPARE_BUFFERS_MAX);
     }
 }
