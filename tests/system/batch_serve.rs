@@ -58,13 +58,28 @@ fn several_mounts_and_batches_use_one_server() {
     assert_eq!(stage.batches(&store)[0]["state"], "committed");
     assert_eq!(fs::read_to_string(two.point.join("dir/99")).unwrap(), "of the batch");
     stage.run(stage.quell().args(words(&[&"batch", &"conflicts", &store, &"1"]))).expect(0);
+    // Conflicts are resolved while the server serves.
+    let job = stage.mount_batch(&store.join("dir"), &["--mode", "batch"], "conflict");
+    fs::write(job.point.join("same"), "of the batch").unwrap();
+    fs::write(one.point.join("dir/same"), "of others").unwrap();
+    let (code, reported) = job.unmounted();
+    assert!(code == Some(0) && reported.contains("1 conflict"), "{reported}");
+    let conflicts = |options: &[&str]| {
+        let mut command = stage.quell();
+        stage.run(command.args(words(&[&"batch", &"conflicts", &store, &"2"])).args(options))
+    };
+    let expected = "/dir/same was created by others meanwhile; kept as /dir/same.quell-conflict-2-1\n";
+    assert_eq!(conflicts(&[]).expect(1).text(), expected);
+    assert_eq!(conflicts(&["--keep", "mine", "/dir/same"]).expect(0).text(), "");
+    assert_eq!(conflicts(&[]).expect(0).text(), "");
+    assert_eq!(fs::read_to_string(two.point.join("dir/same")).unwrap(), "of the batch");
     // A batch whose process was killed is aborted while the server serves.
     let lost = stage.mount_batch(&store.join("dir"), &["--mode", "batch"], "lost");
     let holder = stage.holders().into_iter().max().expect("the process of the last mount");
     crate::stage::send(holder, Signal::KILL);
     drop(lost);
     assert!(eventually(|| {
-        stage.run(stage.quell().args(words(&[&"batch", &"abort", &store, &"2"]))).code() == Some(0)
+        stage.run(stage.quell().args(words(&[&"batch", &"abort", &store, &"3"]))).code() == Some(0)
     }));
     // The mounts continue with the next server, and so does the open file.
     let open = File::options().append(true).open(one.point.join("meanwhile")).unwrap();
@@ -81,7 +96,7 @@ fn several_mounts_and_batches_use_one_server() {
     server.wait().expect(0);
     // Nothing is missing without the server.
     let own = stage.mount_batch(&store, &[], "own");
-    assert_eq!(fs::read_dir(own.point.join("dir")).unwrap().count(), 101);
+    assert_eq!(fs::read_dir(own.point.join("dir")).unwrap().count(), 102);
     own.umount();
 }
 

@@ -183,6 +183,17 @@ fn a_batch_of_another_user_is_committed_by_the_server() {
         assert_eq!(left.len(), 1, "the data file is left only: {left:?}");
         fixture.sh(USER, "rm -r mount/run/*").expect(0);
     }
+    // Its user resolves the conflicts of a batch.
+    let job = fixture.mount(USER, "run", &["--mode", "batch"], "job");
+    fixture.sh(USER, "echo batch > job/same && echo others > mount/run/same").expect(0);
+    let ended = fixture.umount(USER, &job).expect(0);
+    let conflicts = ["batch", "conflicts", store, "3", "--trust-owner", "1"];
+    assert!(ended.err.contains("1 conflict"), "{}", ended.err);
+    let expected = "/run/same was created by others meanwhile; kept as /run/same.quell-conflict-3-1\n";
+    assert_eq!(fixture.quell(USER, &conflicts).expect(1).text(), expected);
+    fixture.quell(USER, &[&conflicts[..], &["--keep", "mine", "--all"]].concat()).expect(0);
+    fixture.quell(USER, &conflicts).expect(0);
+    assert_eq!(fixture.sh(USER, "cd mount/run && cat * && rm *").expect(0).text(), "batch\n");
     // A batch that cannot be read is not committed, and its user aborts it.
     let job = fixture.mount(USER, "run", &["--mode", "batch"], "job");
     fixture.sh(USER, "echo x > job/file").expect(0);

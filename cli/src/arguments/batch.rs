@@ -420,8 +420,7 @@ pub struct BatchWatchArgs {
 /// List the changes of a batch that were in conflict with changes of others, with the reasons and
 /// the names under which new entries and contents were kept. The exit code is 1 if there are any.
 ///
-/// With --keep or --rename, resolve them and remove them from the list. These two options need the
-/// store without its server: end the server first.
+/// With --keep or --rename, resolve them and remove them from the list.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-use quell_batch::{BatchStore, Resolution, Resolved, StoreAccess};
+use quell_batch::{Resolution, Resolved, StoreAccess};
 use quell_batch_service::Conflict;
 use serde_json::json;
 
@@ -31,7 +31,7 @@ pub fn run(args: &BatchConflictsArgs, quiet: bool) -> Result<ExitCode, Failure> 
         };
         return Err(Failure::wrong_input(message));
     }
-    let store = BatchStore::open(&args.store, WAIT)?;
+    let store = StoreAccess::open_of(&args.store, &args.trust.trust_owner, WAIT)?;
     let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_os_str().as_bytes().to_vec()).collect();
     let paths = (!args.all).then_some(&paths[..]);
     let Resolved { resolved, not_kept } = store.resolve(args.batch, paths, &resolution)?;

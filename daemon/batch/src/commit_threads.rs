@@ -1,5 +1,5 @@
-//! The threads that verify and commit batches. A commit can last for minutes, so it must not occupy
-//! a thread that executes the operations of mounts.
+//! The threads that verify and commit batches, and resolve their conflicts. This can last for
+//! minutes, so it must not occupy a thread that executes the operations of mounts.
 
 use std::collections::VecDeque;
 use std::io;
@@ -152,7 +152,7 @@ impl CommitThreads {
 impl Refused {
     /// Sends the reply to the client.
     pub(crate) fn send(self, store: &ServedStore) {
-        self.commit.reply.send(store.refuse_end(self.reason));
+        self.commit.reply.send(store.refuse_busy(self.reason));
     }
 }
 

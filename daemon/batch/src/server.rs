@@ -79,7 +79,7 @@ impl Service for Requests {
 
     fn execute(&self, taken: Vec<Taken<Requester>>) {
         for taken in taken {
-            if ServedStore::ends_batch(&taken.request.bytes) {
+            if ServedStore::locks_batch(&taken.request.bytes) {
                 if let Err(refused) = self.commits.add(taken) {
                     refused.send(&self.store);
                 }

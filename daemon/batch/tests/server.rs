@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use quell_batch::{BatchFs, MarkerLocation, OpenBatch, StoreAccess, TransactionOutcome};
 use quell_batch_server::ServerOptions;
-use quell_batch_service::{NewNode, ROOT, Reply, Request, SummaryState};
+use quell_batch_service::{NewNode, ROOT, Reply, Request, Resolution, Resolved, SummaryState};
 use quell_testkit::MemoryStore;
 use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
@@ -215,6 +215,28 @@ fn conflicts_of_a_batch_are_listed_in_parts() {
         })
         .unwrap();
     assert_eq!(count, 1201);
+    // Another client resolves a part of them at the same time.
+    let resolve = |names: &[String], how: Resolution| {
+        let paths: Vec<Vec<u8>> = names.iter().map(|name| format!("/{name}").into_bytes()).collect();
+        served.access().resolve(committed.number, Some(&paths), &how).unwrap()
+    };
+    // The paths of each are sent in two requests.
+    let path_of = |name: &Vec<u8>| String::from_utf8(name.clone()).unwrap();
+    let names: Vec<String> = names.iter().map(path_of).collect();
+    let results = std::thread::scope(|scope| {
+        let mine = scope.spawn(|| resolve(&names[..550], Resolution::Mine));
+        let theirs = resolve(&names[550..], Resolution::Theirs);
+        [mine.join().unwrap(), theirs]
+    });
+    assert_eq!(results, [550, 50].map(|resolved| Resolved { resolved, not_kept: 0 }));
+    assert_eq!(served.access().conflicts(committed.number).unwrap(), []);
+    for (name, content) in [(&names[0], "of the batch"), (&names[599], "of others")] {
+        let found = mount.lookup(&Context::OWN, mount.root(), name.as_bytes()).unwrap().unwrap();
+        let file = mount.open_as(&Context::OWN, found.into_attributes().node, OpenMode::READ).unwrap();
+        let mut bytes = [0; 32];
+        let length = file.read_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes[..length], *content.as_bytes());
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use quell_batch_service::{
     AuxiliarySummary, BatchCaller, BatchRecord, BatchSummary, Conflict, LimitChange, Marker, NameSpace,
-    NewBatch, NewPart, Quota, QuotaSubject, SnapshotSummary,
+    NewBatch, NewPart, Quota, QuotaSubject, Resolution, Resolved, SnapshotSummary,
 };
 use quell_vfs::{Error, ErrorKind, Result};
 
@@ -156,8 +156,8 @@ impl StoreAccess {
         Ok(SharedNames::new(tree_below(names, top), number, self.is_exclusive(), self.dir.open_dir(".")?))
     }
 
-    /// Returns the path of a name in a directory, as
-    /// [`BatchStore::path_of_name`](BatchStore::path_of_name) does.
+    /// Returns the path of a name in a directory. If the directory was removed, the path has the
+    /// number of the directory in place of its path.
     pub fn path_of_name(&self, dir: u64, name: &[u8]) -> Vec<u8> {
         path_of_name(self.path_of(dir), dir, name)
     }
@@ -418,6 +418,23 @@ impl StoreAccess {
         match &self.kind {
             Kind::Own(store) => store.conflicts_of(number),
             Kind::Served(remote) => remote.conflicts(number),
+        }
+    }
+
+    /// Resolves the conflicts of a committed batch at `paths`, as
+    /// [`path_of_name`](Self::path_of_name) returns them, or all of them, and removes them from the
+    /// list of its conflicts. If this fails, the conflicts that are not resolved yet remain in the
+    /// list.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such batch or conflict; `InvalidInput` if the batch is not
+    /// committed; `Exists` or `NotFound` for the path of a [`Resolution::Rename`];
+    /// `PermissionDenied` if the batch is one of another user, and if the user must not change one
+    /// of the directories; the errors of files.
+    pub fn resolve(&self, number: u64, paths: Option<&[Vec<u8>]>, how: &Resolution) -> Result<Resolved> {
+        match &self.kind {
+            Kind::Own(store) => store.resolve(&*store.primary().name_space(), number, paths, how),
+            Kind::Served(remote) => remote.resolve(number, paths, how),
         }
     }
 }

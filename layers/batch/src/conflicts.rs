@@ -2,32 +2,12 @@
 
 use std::collections::HashSet;
 
-use quell_batch_service::{Conflict, Kept, NameSpace, ROOT};
+use quell_batch_service::{Conflict, Kept, NameSpace, ROOT, Resolution, Resolved};
 use quell_vfs::{Error, ErrorKind, Kind, Rename, Result};
 
 use crate::shared::now;
 use crate::store::BatchStore;
-
-/// The decision about a conflict.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Resolution {
-    /// The entry of the batch replaces the other one.
-    Mine,
-    /// The entry of the batch is removed.
-    Theirs,
-    /// The entry of the batch gets this path in the store, at which no other entry exists.
-    Rename(Vec<u8>),
-}
-
-/// The result of a resolution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Resolved {
-    /// The number of conflicts that were resolved.
-    pub resolved: u64,
-    /// The number of conflicts for which no entry of the batch was kept, so that it cannot replace
-    /// the other entry.
-    pub not_kept: u64,
-}
+use crate::subtree::{dir_at, path_of};
 
 /// Returns the path of a name in a directory, whose own path is `above` unless it was removed.
 pub(crate) fn path_of_name(above: Result<Vec<u8>>, dir: u64, name: &[u8]) -> Vec<u8> {
@@ -36,26 +16,22 @@ pub(crate) fn path_of_name(above: Result<Vec<u8>>, dir: u64, name: &[u8]) -> Vec
 }
 
 impl BatchStore {
-    /// Returns the path of a name in a directory. If the directory was removed, the path has the
-    /// number of the directory in place of its path.
-    pub fn path_of_name(&self, dir: u64, name: &[u8]) -> Vec<u8> {
-        path_of_name(self.path_of(dir), dir, name)
-    }
-
-    /// Resolves the conflicts of a batch at `paths`, as [`path_of_name`](Self::path_of_name)
-    /// returns them, or all of them, and removes them from the list of its conflicts. If this
-    /// fails, the conflicts that are not resolved yet remain in the list.
-    ///
-    /// # Errors
-    /// `NotFound` if there is no such batch or conflict; `InvalidInput` if the batch is not
-    /// committed; `Exists` or `NotFound` for the path of a [`Resolution::Rename`]; the errors of
-    /// files.
-    pub fn resolve(&self, number: u64, paths: Option<&[Vec<u8>]>, how: &Resolution) -> Result<Resolved> {
+    /// Resolves conflicts as [`StoreAccess::resolve`](crate::StoreAccess::resolve) does. `names` is
+    /// the master image, which may check the permissions of a user.
+    pub(crate) fn resolve(
+        &self,
+        names: &dyn NameSpace,
+        number: u64,
+        paths: Option<&[Vec<u8>]>,
+        how: &Resolution,
+    ) -> Result<Resolved> {
+        let guard = self.primary().lock_commit(number);
+        let path_of_name = |dir: u64, name: &[u8]| path_of_name(path_of(names, dir), dir, name);
         let mut wanted: Option<HashSet<&[u8]>> =
             paths.map(|paths| paths.iter().map(|path| &path[..]).collect());
         let (mut selected, mut count) = (Vec::new(), 0_u64);
         self.primary().conflicts(number, &mut |conflict| {
-            let path = self.path_of_name(conflict.dir, &conflict.name);
+            let path = path_of_name(conflict.dir, &conflict.name);
             let is_selected = wanted.as_mut().is_none_or(|wanted| wanted.remove(&path[..]));
             if is_selected {
                 selected.push((count, conflict));
@@ -71,53 +47,52 @@ impl BatchStore {
         let mut result = Resolved::default();
         let mut failure = None;
         for (number, conflict) in &selected {
-            match self.resolve_one(conflict, how) {
+            match resolve_one(names, conflict, how) {
                 Ok(true) => {
                     done.insert(*number);
                     result.resolved += 1;
                 }
                 Ok(false) => result.not_kept += 1,
                 Err(error) => {
-                    let subject = self.path_of_name(conflict.dir, &conflict.name);
+                    let subject = path_of_name(conflict.dir, &conflict.name);
                     failure = Some(Error { subject, ..error });
                     break;
                 }
             }
         }
-        self.primary().name_space().sync()?;
+        names.sync()?;
         let mut at = 0;
-        self.primary().remove_conflicts(number, &mut |_| {
+        self.primary().remove_conflicts(&guard, &mut |_| {
             at += 1;
             done.contains(&(at - 1))
         })?;
         failure.map_or(Ok(result), Err)
     }
+}
 
-    /// Resolves a conflict. Returns false if no entry of the batch was kept that could replace the
-    /// other entry.
-    fn resolve_one(&self, conflict: &Conflict, how: &Resolution) -> Result<bool> {
-        let names = &*self.primary().name_space();
-        let Some(kept) = &conflict.kept_as else { return Ok(*how == Resolution::Theirs) };
-        let found = names.lookup(kept.dir, &kept.name);
-        if !matches!(found, Ok(Some(found)) if found.inode.number == kept.inode) {
-            // The kept entry was removed or renamed, so the conflict is resolved already.
-            return Ok(true);
-        }
-        match how {
-            Resolution::Theirs => remove_tree(names, kept.dir, &kept.name)?,
-            Resolution::Mine => replace(names, kept, conflict)?,
-            Resolution::Rename(path) => {
-                let split = path.iter().rposition(|byte| *byte == b'/');
-                let (above, name) = split.map_or((&b""[..], &path[..]), |at| (&path[..at], &path[at + 1..]));
-                let dir = self.dir_at(above)?;
-                names.rename((kept.dir, &kept.name), (dir, name), Rename::Keep, now())?;
-            }
-        }
-        if kept.dir != conflict.dir {
-            remove_conflict_dir(names, kept.dir)?;
-        }
-        Ok(true)
+/// Resolves a conflict. Returns false if no entry of the batch was kept that could replace the
+/// other entry.
+fn resolve_one(names: &dyn NameSpace, conflict: &Conflict, how: &Resolution) -> Result<bool> {
+    let Some(kept) = &conflict.kept_as else { return Ok(*how == Resolution::Theirs) };
+    let found = names.lookup(kept.dir, &kept.name);
+    if !matches!(found, Ok(Some(found)) if found.inode.number == kept.inode) {
+        // The kept entry was removed or renamed, so the conflict is resolved already.
+        return Ok(true);
     }
+    match how {
+        Resolution::Theirs => remove_tree(names, kept.dir, &kept.name)?,
+        Resolution::Mine => replace(names, kept, conflict)?,
+        Resolution::Rename(path) => {
+            let split = path.iter().rposition(|byte| *byte == b'/');
+            let (above, name) = split.map_or((&b""[..], &path[..]), |at| (&path[..at], &path[at + 1..]));
+            let dir = dir_at(names, above)?;
+            names.rename((kept.dir, &kept.name), (dir, name), Rename::Keep, now())?;
+        }
+    }
+    if kept.dir != conflict.dir {
+        remove_conflict_dir(names, kept.dir)?;
+    }
+    Ok(true)
 }
 
 /// Gives the entry of a batch the name of the other entry, which is removed.

@@ -86,6 +86,7 @@ pub(crate) fn perform(names: &dyn NameSpace, request: Request) -> Result<Reply> 
         | Request::RollBack { .. }
         | Request::Quotas { .. }
         | Request::SetLimit { .. }
+        | Request::Resolve { .. }
         | Request::Counters => {
             let source = Some("it is not a request on names".into());
             return Err(Error { source, ..Error::new(ErrorKind::Unsupported, "execute a request", "") });

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use quell_batch_service::{
-    AuxiliarySummary, BatchRecord, BatchSummary, Conflict, LimitChange, Marker, NewBatch, NewPart, PROTOCOL,
-    Quota, QuotaSubject, Reply, Request, SnapshotSummary, UserKey,
+    AuxiliarySummary, BatchRecord, BatchSummary, Bytes, Conflict, LimitChange, Marker, NewBatch, NewPart,
+    PROTOCOL, Quota, QuotaSubject, Reply, Request, Resolution, Resolved, SnapshotSummary, UserKey,
 };
 use quell_threads::lock;
 use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, was_not_executed};
@@ -23,6 +23,8 @@ use crate::user_key::path_of_key;
 
 /// The largest reply to a request, in bytes: an inode with its content and extended attributes.
 pub(crate) const REPLY_BYTES_MAX: u32 = 512 << 10;
+/// The largest number of bytes of the paths of a request to resolve conflicts.
+const PATHS_BYTES_MAX: usize = 128 << 10;
 /// The time for which a request is repeated if no server answers.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// The same time for the verification and the commit of a batch, and for requests that wait for it.
@@ -282,6 +284,40 @@ impl Remote {
         }
     }
 
+    /// See [`StoreAccess::resolve`](crate::StoreAccess::resolve).
+    pub(crate) fn resolve(
+        &self,
+        batch: u64,
+        paths: Option<&[Vec<u8>]>,
+        how: &Resolution,
+    ) -> Result<Resolved> {
+        let resolve = |paths: Option<Vec<Bytes>>| match self.call(&Request::Resolve {
+            batch,
+            paths,
+            resolution: how.clone(),
+        })? {
+            Reply::Resolved(resolved) => Ok(resolved),
+            _ => Err(self.unexpected_reply()),
+        };
+        let Some(paths) = paths else { return resolve(None) };
+        let mut sum = Resolved::default();
+        let mut rest = paths;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let count = rest.iter().take_while(|path| {
+                bytes += path.len();
+                bytes <= PATHS_BYTES_MAX
+            });
+            // A path that is longer than the limit is sent alone.
+            let (next, later) = rest.split_at(count.count().max(1));
+            let Resolved { resolved, not_kept } = resolve(Some(next.iter().cloned().map(Bytes).collect()))?;
+            sum.resolved += resolved;
+            sum.not_kept += not_kept;
+            rest = later;
+        }
+        Ok(sum)
+    }
+
     fn link(&self) -> Link {
         lock(&self.link).clone()
     }
@@ -294,7 +330,8 @@ impl Remote {
             Request::Commit { .. }
             | Request::Prepare { .. }
             | Request::Publish { .. }
-            | Request::RollBack { .. } => COMMIT_LIMIT,
+            | Request::RollBack { .. }
+            | Request::Resolve { .. } => COMMIT_LIMIT,
             _ => CALL_LIMIT,
         };
         let (encoded, deadline) = (encode(request), Instant::now() + limit);

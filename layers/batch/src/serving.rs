@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, NewBatch, NewPart, PROTOCOL, Quota, QuotaSubject, Reply, Request,
+    BatchCaller, BatchRecord, Bytes, NewBatch, NewPart, PROTOCOL, Quota, QuotaSubject, Reply, Request,
     SnapshotSummary,
 };
 use quell_threads::lock;
@@ -20,7 +20,7 @@ use crate::store::BatchStore;
 /// No more items of a list are added to a reply when they have this many bytes.
 const LISTED_BYTES: usize = 128 << 10;
 /// The kinds of requests, in the order of their numbers, as counters name them.
-const KINDS: [&str; 31] = [
+const KINDS: [&str; 32] = [
     "hello",
     "lookup",
     "find",
@@ -52,9 +52,10 @@ const KINDS: [&str; 31] = [
     "quotas",
     "quota",
     "set_limit",
+    "resolve",
 ];
 /// The numbers of the requests that wait for the lock of a batch, which a commit has for minutes.
-const ENDS: [u32; 6] = [13, 14, 19, 25, 26, 27];
+const LOCK_BATCH: [u32; 7] = [13, 14, 19, 25, 26, 27, 31];
 
 /// The user whose request is executed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,16 +100,16 @@ impl ServedStore {
     }
 
     /// Returns whether an encoded request commits, submits, prepares, publishes, rolls back or
-    /// aborts a batch, which can last for minutes: each of these requests waits for the others on
-    /// the same batch.
-    pub fn ends_batch(request: &[u8]) -> bool {
-        decode_first::<u32>(request).is_ok_and(|(kind, _)| ENDS.contains(&kind))
+    /// aborts a batch, or resolves its conflicts, which can last for minutes: each of these
+    /// requests waits for the others on the same batch.
+    pub fn locks_batch(request: &[u8]) -> bool {
+        decode_first::<u32>(request).is_ok_and(|(kind, _)| LOCK_BATCH.contains(&kind))
     }
 
-    /// Returns the encoded reply that refuses a request that [`ends_batch`](Self::ends_batch) with
-    /// `Busy`.
-    pub fn refuse_end(&self, reason: &str) -> Vec<u8> {
-        let error = Error::new(ErrorKind::Busy, "end a batch", "");
+    /// Returns the encoded reply that refuses a request for which
+    /// [`locks_batch`](Self::locks_batch) returns true, with `Busy`.
+    pub fn refuse_busy(&self, reason: &str) -> Vec<u8> {
+        let error = Error::new(ErrorKind::Busy, "commit or change a batch", "");
         self.refuse(&Error { source: Some(reason.to_owned().into()), ..error })
     }
 
@@ -236,6 +237,11 @@ impl ServedStore {
                 let (conflicts, is_last) = page(self.store.conflicts_of(batch)?.into_iter().skip(from));
                 Reply::Conflicts { conflicts, is_last }
             }
+            Request::Resolve { batch, paths, resolution } => {
+                let paths: Option<Vec<_>> =
+                    paths.map(|paths| paths.into_iter().map(|Bytes(path)| path).collect());
+                Reply::Resolved(self.store.resolve(&*names, batch, paths.as_deref(), &resolution)?)
+            }
             Request::Snapshots { after } => {
                 let snapshots = self.store.primary().snapshots()?.into_iter();
                 let is_wanted =
@@ -302,6 +308,7 @@ impl ServedStore {
             | Request::Abort { batch }
             | Request::Submit { batch }
             | Request::Conflicts { batch, .. }
+            | Request::Resolve { batch, .. }
             | Request::Prepare { batch, .. }
             | Request::Publish { batch, .. }
             | Request::RollBack { batch, .. } => {
@@ -378,7 +385,8 @@ fn uses_image(request: &Request) -> bool {
         | Request::Prepare { .. }
         | Request::Quotas { .. }
         | Request::Quota
-        | Request::Conflicts { .. } => true,
+        | Request::Conflicts { .. }
+        | Request::Resolve { .. } => true,
         Request::Hello { .. }
         | Request::Sync
         | Request::SetLimit { .. }
@@ -430,32 +438,36 @@ fn kind_of(request: &Request) -> usize {
         Request::Quotas { .. } => 28,
         Request::Quota => 29,
         Request::SetLimit { .. } => 30,
+        Request::Resolve { .. } => 31,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use quell_batch_service::Resolution;
+
     use super::*;
 
     #[test]
-    fn requests_that_end_a_batch_are_recognized_by_their_numbers() {
+    fn requests_that_lock_a_batch_are_recognized_by_their_numbers() {
         let (batch, marker) = (7, || "marker".to_owned());
         let record = quell_batch_service::Marker { location: "dir:/blobs".into(), blob: marker() };
-        for (request, ends) in [
+        for (request, locks) in [
             (Request::Commit { batch }, true),
             (Request::Abort { batch }, true),
             (Request::Prepare { batch, marker: record }, true),
             (Request::Publish { batch, marker: marker() }, true),
             (Request::RollBack { batch, marker: marker() }, true),
             (Request::Submit { batch }, true),
+            (Request::Resolve { batch, paths: None, resolution: Resolution::Mine }, true),
             (Request::Sync, false),
         ] {
             let encoded = encode(&request);
             assert_eq!(usize::from(encoded[0]), kind_of(&request), "{request:?}");
-            assert_eq!(ServedStore::ends_batch(&encoded), ends, "{request:?}");
+            assert_eq!(ServedStore::locks_batch(&encoded), locks, "{request:?}");
         }
         // A longer encoding of the same number, which the decoder of messages accepts.
-        assert!(ServedStore::ends_batch(&[0x8D, 0x80, 0x80, 0x80, 0x00, 7]));
-        assert!(!ServedStore::ends_batch(b"") && !ServedStore::ends_batch(b"\xff\xff"));
+        assert!(ServedStore::locks_batch(&[0x8D, 0x80, 0x80, 0x80, 0x00, 7]));
+        assert!(!ServedStore::locks_batch(b"") && !ServedStore::locks_batch(b"\xff\xff"));
     }
 }

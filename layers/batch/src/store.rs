@@ -452,11 +452,6 @@ impl BatchStore {
         Ok(record)
     }
 
-    /// Returns the inode number of the directory at a path of the master image.
-    pub(crate) fn dir_at(&self, path: &[u8]) -> Result<u64> {
-        dir_at(&*self.primary.name_space(), path)
-    }
-
     /// Returns the conflicts of a committed batch.
     pub(crate) fn conflicts_of(&self, number: u64) -> Result<Vec<Conflict>> {
         let mut conflicts = Vec::new();

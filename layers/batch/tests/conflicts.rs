@@ -2,7 +2,7 @@
 
 mod mounts;
 
-use quell_batch::{BatchFs, Resolution, Resolved};
+use quell_batch::{BatchFs, Resolution, Resolved, StoreAccess};
 use quell_vfs::{Context, ErrorKind, FileSystem, NodeId, OpenMode, Writable};
 
 use mounts::on_disk::{LARGE, Store, WAIT, put};
@@ -59,26 +59,26 @@ fn conflicting() -> Store {
     store
 }
 
+fn access(store: &Store) -> StoreAccess {
+    StoreAccess::open(&store.path(), WAIT).unwrap()
+}
+
 fn listed(store: &Store) -> Vec<String> {
-    let store = store.open();
+    let store = access(store);
     let mut lines = Vec::new();
-    store
-        .primary()
-        .conflicts(1, &mut |conflict| {
-            let path = store.path_of_name(conflict.dir, &conflict.name);
-            let kept = conflict.kept_as.expect("each of them is kept");
-            assert!(kept.name.starts_with(&conflict.name), "{kept:?}");
-            lines.push(String::from_utf8(path).unwrap());
-            Ok(())
-        })
-        .unwrap();
+    for conflict in store.conflicts(1).unwrap() {
+        let path = store.path_of_name(conflict.dir, &conflict.name);
+        let kept = conflict.kept_as.expect("each of them is kept");
+        assert!(kept.name.starts_with(&conflict.name), "{kept:?}");
+        lines.push(String::from_utf8(path).unwrap());
+    }
     lines.sort();
     lines
 }
 
 fn resolve(store: &Store, paths: &[&str], how: Resolution) -> quell_vfs::Result<Resolved> {
     let paths: Vec<Vec<u8>> = paths.iter().map(|path| path.as_bytes().to_vec()).collect();
-    store.open().resolve(1, Some(&paths), &how)
+    access(store).resolve(1, Some(&paths), &how)
 }
 
 /// Returns all paths of a store with the first bytes of the files.
@@ -174,7 +174,7 @@ fn the_entries_of_others_are_kept() {
         let name = tree_names(fs).into_iter().find(|name| name.starts_with("small.quell")).unwrap();
         fs.remove(&Context::OWN, fs.root(), name.as_bytes()).unwrap();
     });
-    let all = store.open().resolve(1, None, &Resolution::Theirs).unwrap();
+    let all = access(&store).resolve(1, None, &Resolution::Theirs).unwrap();
     assert_eq!(all, Resolved { resolved: 6, not_kept: 0 });
     assert_eq!(listed(&store), [""; 0]);
     let lines = tree(&store);
@@ -215,7 +215,7 @@ fn changes_of_which_nothing_is_kept_are_dismissed() {
     assert_eq!(mine, Resolved { resolved: 0, not_kept: 1 });
     let theirs = resolve(&store, &["/file"], Resolution::Theirs).unwrap();
     assert_eq!(theirs, Resolved { resolved: 1, not_kept: 0 });
-    assert_eq!(store.open().resolve(1, None, &Resolution::Theirs).unwrap(), Resolved::default());
+    assert_eq!(access(&store).resolve(1, None, &Resolution::Theirs).unwrap(), Resolved::default());
     assert_eq!(tree(&store), ["/theirs text"]);
 }
 
@@ -233,6 +233,6 @@ fn a_directory_with_the_longest_name_replaces_that_of_others() {
     });
     drop(fs);
     batch.commit(WAIT).unwrap();
-    let resolved = store.open().resolve(1, None, &Resolution::Mine).unwrap();
+    let resolved = access(&store).resolve(1, None, &Resolution::Mine).unwrap();
     assert_eq!(resolved, Resolved { resolved: 1, not_kept: 0 });
 }

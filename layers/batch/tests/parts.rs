@@ -105,7 +105,29 @@ fn closed_parts_are_committed_together_with_their_data() {
         assert!(store.collect(false).is_empty());
         store.with_mount(|fs| assert_eq!(bytes(&*open(fs, "large-2")), vec![2; LARGE]));
         assert!(store.problems(false).is_empty());
+        check_removal_of_conflicts(&store, batch);
     }
+}
+
+/// Removes all conflicts while the list, which has a table for each part, is being read.
+#[track_caller]
+fn check_removal_of_conflicts(store: &Store, batch: u64) {
+    {
+        let open = store.open();
+        let primary = open.primary();
+        let mut count = 0;
+        let read = primary.conflicts(batch, &mut |_| {
+            count += 1;
+            match count {
+                1 => primary.remove_conflicts(&primary.lock_commit(batch), &mut |_| true),
+                _ => Ok(()),
+            }
+        });
+        read.unwrap();
+        assert_eq!(count, 2);
+    }
+    assert_eq!(access(store).conflicts(batch).unwrap(), []);
+    assert!(store.problems(false).is_empty());
 }
 
 #[test]

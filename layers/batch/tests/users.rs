@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use quell_batch::{AuxiliaryServer, BatchStore, Marker, Requester, ServedStore, fsck};
 use quell_batch_service::{
-    Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, Limit, LimitChange,
-    MEMORY_BYTES, NameSpace, NewNode, PROTOCOL, PrivateEntries, ProofForm, Quota, QuotaSubject, ROOT, Reply,
-    Request, SummaryState, TableDir, Timestamp, Usage, VerificationResult,
+    Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, InodeChange, Limit,
+    LimitChange, MEMORY_BYTES, NameSpace, NewNode, PROTOCOL, Place, PrivateEntries, ProofForm, Quota,
+    QuotaSubject, ROOT, Reply, Request, Resolution, Resolved, SummaryState, TableDir, Timestamp, Usage,
+    VerificationResult,
 };
 use quell_vfs::{ErrorKind, NewEntry, Time};
 use quell_wire::{Failure, decode, encode};
@@ -227,6 +228,7 @@ fn batches_of_others_are_neither_listed_nor_ended() {
         Request::Abort { batch },
         Request::Submit { batch },
         Request::Conflicts { batch, from: 0 },
+        Request::Resolve { batch, paths: None, resolution: Resolution::Mine },
         Request::Prepare { batch, marker: marker("one") },
         Request::Publish { batch, marker: "one".into() },
         Request::RollBack { batch, marker: "one".into() },
@@ -565,4 +567,63 @@ fn a_store_for_a_group_is_not_open_to_all_and_a_private_one_not_to_a_group() {
         assert_eq!(fs::metadata(group.join(name)).unwrap().mode() & 0o077, 0, "{name}");
     }
     assert_eq!(fs::metadata(group.join("lock")).unwrap().mode() & 0o077, 0);
+}
+
+#[test]
+fn a_user_resolves_conflicts_with_the_permissions_of_the_user() {
+    if !is_root() {
+        println!("SKIPPED: files of two users are made by root alone");
+        return;
+    }
+    let fixture = Fixture::new();
+    let (record, _) = fixture.submitted();
+    let batch = record.number;
+    let of_others = |name: &str| {
+        let new = Attributes { permissions: 0o644, uid: USER + 1, gid: USER + 1 };
+        let (name, now) = (Bytes(name.into()), Timestamp(7, 8));
+        let create = Request::Create { dir: fixture.dir, name, node: NewNode::File, new, now };
+        fixture.call(&Requester::Owner, &create).unwrap();
+    };
+    ["0", "1", "2"].into_iter().for_each(of_others);
+    assert_eq!(fixture.commit(batch), Ok(SummaryState::Committed { entries: 100, conflicts: 3 }));
+    let resolve = |path: Option<&str>, resolution: Resolution| {
+        let paths = path.map(|path| vec![Bytes(path.into())]);
+        fixture.as_user(&Request::Resolve { batch, paths, resolution }).map(|reply| match reply {
+            Reply::Resolved(resolved) => resolved,
+            other => panic!("{other:?}"),
+        })
+    };
+    let owner_of = |name: &str| {
+        let name = Bytes(name.into());
+        match fixture.as_user(&Request::Lookup { dir: fixture.dir, name }) {
+            Ok(Reply::Found(found)) => found.map(|found| found.inode.uid),
+            other => panic!("{other:?}"),
+        }
+    };
+    let one = Ok(Resolved { resolved: 1, not_kept: 0 });
+    assert_eq!(resolve(Some("/of-the-user/0"), Resolution::Mine), one);
+    assert_eq!(owner_of("0"), Some(USER));
+    assert_eq!(resolve(Some("/of-the-user/0"), Resolution::Mine), Err(ErrorKind::NotFound));
+    // The batch's user may neither write to this directory nor remove entries of others.
+    fixture.make_dir("closed", 0o755, USER + 1);
+    let to_closed = Resolution::Rename(b"/closed/1".to_vec());
+    assert_eq!(resolve(Some("/of-the-user/1"), to_closed), Err(ErrorKind::PermissionDenied));
+    let change = |permissions, uid| {
+        let change = InodeChange { permissions: Some(permissions), uid: Some(uid), ..Default::default() };
+        let (number, place, now) = (fixture.dir, Place::Dir(fixture.dir), Timestamp(7, 8));
+        fixture.call(&Requester::Owner, &Request::Change { number, place, change, now }).unwrap();
+    };
+    // Others may create and rename only their own entries in a directory with the sticky bit.
+    change(0o1777, USER + 1);
+    assert!(resolve(None, Resolution::Mine).is_err());
+    assert_eq!((owner_of("1"), owner_of("2")), (Some(USER + 1), Some(USER + 1)));
+    assert_eq!(
+        fixture.as_user(&Request::Conflicts { batch, from: 0 }).map(|reply| match reply {
+            Reply::Conflicts { conflicts, .. } => conflicts.len(),
+            other => panic!("{other:?}"),
+        }),
+        Ok(2)
+    );
+    assert_eq!(resolve(None, Resolution::Theirs), Ok(Resolved { resolved: 2, not_kept: 0 }));
+    assert_eq!(fixture.files(), 100);
 }

@@ -324,6 +324,27 @@ pub struct Kept {
     pub inode: u64,
 }
 
+/// The decision about a conflict.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Resolution {
+    /// The entry of the batch replaces the other one.
+    Mine,
+    /// The entry of the batch is removed.
+    Theirs,
+    /// The entry of the batch gets this path in the store, at which no other entry exists.
+    Rename(#[serde(with = "serde_bytes")] Vec<u8>),
+}
+
+/// The result of a resolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Resolved {
+    /// The number of conflicts that were resolved.
+    pub resolved: u64,
+    /// The number of conflicts for which no entry of the batch was kept, so that it cannot replace
+    /// the other entry.
+    pub not_kept: u64,
+}
+
 /// The reason for which an operation of a batch was not committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ConflictReason {

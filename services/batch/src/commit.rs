@@ -76,7 +76,7 @@ impl Base {
     fn of(image: &mut Image) -> Result<Base> {
         let (refs, tables) = image.snapshot()?;
         let (change, store) = (image.last_change(), image.store_number());
-        let pins = image.pin_tables(&refs);
+        let pins = image.pin_tables(refs.iter().map(|table| table.number));
         let (files, cache) = (image.files().clone(), image.cache().clone());
         Ok(Base { refs, tables, change, store, files, cache, _pins: pins })
     }

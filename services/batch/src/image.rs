@@ -249,8 +249,13 @@ impl Image {
     }
 
     /// Prevents the removal of the files of tables until the returned value is dropped.
-    pub(crate) fn pin_tables(&self, tables: &[TableRef]) -> TablePins {
-        self.pinned.pin(tables)
+    pub(crate) fn pin_tables(&self, numbers: impl IntoIterator<Item = u64>) -> TablePins {
+        self.pinned.pin(numbers)
+    }
+
+    /// Returns whether the file of a table must not be removed now.
+    pub(crate) fn is_pinned(&self, number: u64) -> bool {
+        self.pinned.contains(number)
     }
 
     /// Opens tables that a batch refers to.

@@ -58,7 +58,7 @@ mod view;
 pub use auxiliary::{Auxiliary, verify_task};
 pub use batch::{
     BatchCaller, BatchRecord, BatchState, BatchSummary, Conflict, ConflictReason, Conflicts, Kept, Marker,
-    PartState, Prepared, SummaryState,
+    PartState, Prepared, Resolution, Resolved, SummaryState,
 };
 pub use certificate::{Certificate, CertifiedDir, CertifiedTable, ProofForm};
 pub use change::{DataChange, FileSize, InodeChange, XATTRS_BYTES_MAX, XattrChange};

@@ -1,14 +1,13 @@
-//! The tables of the image that verifications of batches read. An auxiliary server opens them by
-//! their names, so they are not removed meanwhile, even if the image does not have them any more.
+//! The tables that are being read or written although the image does not refer to them, or may not
+//! refer to them soon. They are opened by their names, also by auxiliary servers, so they must not
+//! be removed meanwhile.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use quell_threads::lock;
 
-use crate::table_ref::TableRef;
-
-/// The tables that are being read, and the number of verifications that read each of them.
+/// The tables that are in use, and the number of uses of each of them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PinnedTables(Arc<Mutex<HashMap<u64, usize>>>);
 
@@ -21,8 +20,8 @@ pub(crate) struct TablePins {
 
 impl PinnedTables {
     /// Prevents the removal of these tables until the returned value is dropped.
-    pub(crate) fn pin(&self, tables: &[TableRef]) -> TablePins {
-        let numbers: Vec<u64> = tables.iter().map(|table| table.number).collect();
+    pub(crate) fn pin(&self, numbers: impl IntoIterator<Item = u64>) -> TablePins {
+        let numbers: Vec<u64> = numbers.into_iter().collect();
         let mut pinned = lock(&self.0);
         for number in &numbers {
             *pinned.entry(*number).or_default() += 1;
@@ -30,7 +29,7 @@ impl PinnedTables {
         TablePins { pinned: self.clone(), numbers }
     }
 
-    /// Returns whether a verification reads the table with this number.
+    /// Returns whether the table with this number is in use.
     pub(crate) fn contains(&self, number: u64) -> bool {
         lock(&self.0).contains_key(&number)
     }
@@ -55,11 +54,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_kept_until_no_verification_reads_it() {
+    fn a_table_is_kept_until_its_last_use_ends() {
         let pinned = PinnedTables::default();
-        let table = |number| TableRef { number, bytes: 1, entries: 1, checksum: 1 };
-        let first = pinned.pin(&[table(1), table(2)]);
-        let second = pinned.pin(&[table(2), table(3)]);
+        let first = pinned.pin([1, 2]);
+        let second = pinned.pin([2, 3]);
         assert!([1, 2, 3].iter().all(|number| pinned.contains(*number)));
         drop(first);
         assert!(!pinned.contains(1) && pinned.contains(2) && pinned.contains(3));

@@ -340,25 +340,36 @@ impl Primary {
     /// `NotFound` if there is no such batch; `InvalidInput` if it is not committed; `Damaged`; the
     /// errors of files and of `visit`.
     pub fn conflicts(&self, number: u64, visit: &mut dyn FnMut(Conflict) -> Result<()>) -> Result<()> {
-        let (list, files) = {
+        let (list, files, _pins) = {
             let names = read_lock(&self.image);
-            (conflicts_of(&names.0, number)?.1, names.0.files().clone())
+            let list = conflicts_of(&names.0, number)?.1;
+            let pins = names.0.pin_tables(list.tables.iter().map(|table| table.number));
+            (list, names.0.files().clone(), pins)
         };
         conflict_list::visit(&list, &*files, visit)
     }
 
-    /// Removes the conflicts for which `is_resolved` returns true from the list of a batch.
+    /// Removes the conflicts for which `is_resolved` returns true from the list of a batch. The
+    /// lock of the batch prevents other changes of the list.
     ///
     /// # Errors
     /// As for [`conflicts`](Self::conflicts). Then the list is as before.
     pub fn remove_conflicts(
         &self,
-        number: u64,
+        guard: &CommitGuard<'_>,
         is_resolved: &mut dyn FnMut(&Conflict) -> bool,
     ) -> Result<()> {
-        let mut names = write_lock(&self.image);
-        let (record, list) = conflicts_of(&names.0, number)?;
-        let files = names.0.files().clone();
+        // The new list is written without the lock of the image, for which all operations wait.
+        let (record, list, files, number, pin) = {
+            let mut names = write_lock(&self.image);
+            let (record, list) = conflicts_of(&names.0, guard.batch())?;
+            let number = names.0.reserve_tables(1)?;
+            let pin = names.0.pin_tables([number]);
+            (record, list, names.0.files().clone(), number, pin)
+        };
+        let BatchState::Committed { entries, .. } = record.state else {
+            return Err(ended("it is not committed"));
+        };
         let mut left = Conflicts::default();
         let mut writer = None;
         conflict_list::visit(&list, &*files, &mut |conflict| {
@@ -366,24 +377,23 @@ impl Primary {
                 return Ok(());
             }
             if writer.is_none() {
-                let table = names.0.reserve_tables(1)?;
-                writer = Some((table, TableWriter::new(files.create(table)?)));
+                writer = Some(TableWriter::new(files.create(number)?));
             }
-            let (_, writer) = writer.as_mut().expect("it was set above");
+            let writer = writer.as_mut().expect("it was set above");
             writer.add(&conflict_list::key(left.count), &conflict_list::encode(&conflict))?;
             left.count += 1;
             Ok(())
         })?;
-        if let Some((table, writer)) = writer {
-            left.tables.push(TableRef::new(table, &writer.finish_synced(&*files, table)?));
+        if let Some(writer) = writer {
+            left.tables.push(TableRef::new(number, &writer.finish_synced(&*files, number)?));
             files.sync()?;
         }
-        let BatchState::Committed { entries, .. } = record.state else {
-            return Err(ended("it is not committed"));
-        };
         let state = BatchState::Committed { entries, conflicts: left };
+        let mut names = write_lock(&self.image);
         names.0.put_batch(&BatchRecord { state, ..record })?;
-        for table in &list.tables {
+        drop(pin);
+        let unused = list.tables.iter().filter(|table| !names.0.is_pinned(table.number));
+        for table in unused {
             // The list is changed. A table that remains is removed as garbage.
             let _ = files.remove(table.number);
         }

@@ -5,7 +5,7 @@ use quell_vfs::{Kind, NAME_BYTES_MAX, NewEntry, Rename};
 use quell_wire::Failure;
 use serde::{Deserialize, Serialize};
 
-use crate::batch::{BatchCaller, BatchRecord, BatchSummary, Conflict, Marker};
+use crate::batch::{BatchCaller, BatchRecord, BatchSummary, Conflict, Marker, Resolution, Resolved};
 use crate::change::{DataChange, InodeChange};
 use crate::entry::{Content, INLINE_BYTES_MAX, Inode, Timestamp};
 use crate::limits::{LimitChange, Quota, QuotaSubject};
@@ -16,7 +16,7 @@ use crate::verdict::VERDICT_BYTES_MAX;
 
 /// The version of the protocol, and of the rules of the verification: an auxiliary server must not
 /// verify the batches of a primary server that has other rules.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 /// The largest length of the target of a symbolic link on Linux, in bytes.
 const TARGET_BYTES_MAX: usize = 4095;
 /// The largest length of the name of a batch, in bytes.
@@ -35,37 +35,127 @@ const GROUPS_MAX: usize = 65_536;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // docs/formats/batch-protocol.md has the fields
 pub enum Request {
-    Hello { protocol: u32 },
-    Lookup { dir: u64, name: Bytes },
-    Find { number: u64, place: Place },
-    Parent { dir: u64 },
-    List { dir: u64, after: Bytes },
-    Create { dir: u64, name: Bytes, node: NewNode, new: Attributes, now: Timestamp },
-    Link { number: u64, place: Place, dir: u64, name: Bytes, now: Timestamp },
-    Remove { dir: u64, name: Bytes, now: Timestamp },
-    RemoveDir { dir: u64, name: Bytes, now: Timestamp },
+    Hello {
+        protocol: u32,
+    },
+    Lookup {
+        dir: u64,
+        name: Bytes,
+    },
+    Find {
+        number: u64,
+        place: Place,
+    },
+    Parent {
+        dir: u64,
+    },
+    List {
+        dir: u64,
+        after: Bytes,
+    },
+    Create {
+        dir: u64,
+        name: Bytes,
+        node: NewNode,
+        new: Attributes,
+        now: Timestamp,
+    },
+    Link {
+        number: u64,
+        place: Place,
+        dir: u64,
+        name: Bytes,
+        now: Timestamp,
+    },
+    Remove {
+        dir: u64,
+        name: Bytes,
+        now: Timestamp,
+    },
+    RemoveDir {
+        dir: u64,
+        name: Bytes,
+        now: Timestamp,
+    },
     Rename(RenameRequest),
-    Change { number: u64, place: Place, change: InodeChange, now: Timestamp },
+    Change {
+        number: u64,
+        place: Place,
+        change: InodeChange,
+        now: Timestamp,
+    },
     Sync,
-    Begin { name: String, caller: BatchCaller, subtree: u64, is_atomic: bool },
-    Commit { batch: u64 },
-    Abort { batch: u64 },
-    Batches { after: u64 },
-    Conflicts { batch: u64, from: u64 },
+    Begin {
+        name: String,
+        caller: BatchCaller,
+        subtree: u64,
+        is_atomic: bool,
+    },
+    Commit {
+        batch: u64,
+    },
+    Abort {
+        batch: u64,
+    },
+    Batches {
+        after: u64,
+    },
+    Conflicts {
+        batch: u64,
+        from: u64,
+    },
     Counters,
-    Snapshots { after: u64 },
-    Submit { batch: u64 },
-    BeginForParts { name: String, caller: BatchCaller, subtree: u64, is_atomic: bool },
-    Join { batch: u64, name: String, caller: BatchCaller },
-    NextVerification { name: String },
-    Verdict { verification: u64, result: VerificationResult },
+    Snapshots {
+        after: u64,
+    },
+    Submit {
+        batch: u64,
+    },
+    BeginForParts {
+        name: String,
+        caller: BatchCaller,
+        subtree: u64,
+        is_atomic: bool,
+    },
+    Join {
+        batch: u64,
+        name: String,
+        caller: BatchCaller,
+    },
+    NextVerification {
+        name: String,
+    },
+    Verdict {
+        verification: u64,
+        result: VerificationResult,
+    },
     AuxiliaryServers,
-    Prepare { batch: u64, marker: Marker },
-    Publish { batch: u64, marker: String },
-    RollBack { batch: u64, marker: String },
-    Quotas { from: u64 },
+    Prepare {
+        batch: u64,
+        marker: Marker,
+    },
+    Publish {
+        batch: u64,
+        marker: String,
+    },
+    RollBack {
+        batch: u64,
+        marker: String,
+    },
+    Quotas {
+        from: u64,
+    },
     Quota,
-    SetLimit { subject: QuotaSubject, change: LimitChange },
+    SetLimit {
+        subject: QuotaSubject,
+        change: LimitChange,
+    },
+    /// `paths`: `None` for all conflicts of the batch.
+    Resolve {
+        batch: u64,
+        paths: Option<Vec<Bytes>>,
+        resolution: Resolution,
+    },
 }
 
 /// The end of a verification by an auxiliary server.
@@ -178,6 +268,7 @@ pub enum Reply {
     },
     /// The quota of the whole store. `None` if the name space checks no limit before a commit.
     Quota(Option<Quota>),
+    Resolved(Resolved),
 }
 
 /// A name of a directory.
@@ -227,6 +318,7 @@ impl Request {
             | Request::Quotas { .. }
             | Request::Quota
             | Request::SetLimit { .. }
+            | Request::Resolve { .. }
             | Request::AuxiliaryServers => true,
             // The name space returns the error for a name that is too long.
             Request::Lookup { .. } | Request::Remove { .. } | Request::RemoveDir { .. } => true,
@@ -290,6 +382,7 @@ impl Request {
             | Request::Quotas { .. }
             | Request::Quota
             | Request::SetLimit { .. }
+            | Request::Resolve { .. }
             | Request::RollBack { .. } => {}
         }
     }
@@ -328,6 +421,7 @@ impl Request {
             | Request::BeginForParts { .. }
             | Request::Join { .. }
             | Request::NextVerification { .. }
+            | Request::Resolve { .. }
             | Request::Verdict { .. } => false,
         }
     }
