@@ -415,6 +415,8 @@ pub struct BatchWatchArgs {
     pub interval: u16,
     #[command(flatten)]
     pub output: JsonArg,
+    #[command(flatten)]
+    pub trust: TrustArgs,
 }
 
 /// List the changes of a batch that were in conflict with changes of others, with the reasons and

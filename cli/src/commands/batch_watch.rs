@@ -31,7 +31,7 @@ struct Totals {
 
 pub fn run(args: &BatchWatchArgs) -> Result<ExitCode, Failure> {
     let interrupted = interruption();
-    let batch = WatchedBatch::open(&args.store, args.batch)?;
+    let batch = WatchedBatch::open_of(&args.store, &args.trust.trust_owner, args.batch)?;
     if !await_view(&batch, &interrupted, Some(ANSWER_WAIT), args)? {
         return Ok(ExitCode::SUCCESS);
     }

@@ -1,7 +1,7 @@
 //! The threads that verify and commit batches, and resolve their conflicts. This can last for
-//! minutes, so it must not occupy a thread that executes the operations of mounts.
+//! minutes, so it must not occupy a thread that executes the operations of mounts. One user other
+//! than the owner of the store occupies at most half of these threads.
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -10,30 +10,27 @@ use quell_batch::{Requester, ServedStore};
 use quell_threads::lock;
 use quell_transport::peer::Taken;
 
-/// The largest number of commits that wait for a thread.
-const WAITING_MAX: usize = 256;
+use crate::fair_queue::FairQueue;
 
-/// The reason for which a commit is refused when too many wait for a thread.
-const QUEUE_IS_FULL: &str = "256 commits are waiting for a thread; repeat the command later";
-/// The reason for which a commit that no thread has begun is refused when the server ends.
+/// The reason for which a request is refused when too many wait for a thread.
+const QUEUE_IS_FULL: &str = "too many commits are waiting for a thread; repeat the command later";
+/// The reason for which a request that no thread has begun is refused when the server ends.
 const SERVER_ENDS: &str = "the server ends; repeat the command when the next server runs, or without one";
 
-/// A commit that no thread will execute.
+/// A request that no thread will execute.
 pub(crate) struct Refused {
-    pub(crate) commit: Taken<Requester>,
+    pub(crate) request: Taken<Requester>,
     pub(crate) reason: &'static str,
 }
 
-/// The commits that wait for a thread.
-#[derive(Default)]
+/// The requests that wait for a thread.
 pub(crate) struct CommitQueue {
     state: Mutex<State>,
     added: Condvar,
 }
 
-#[derive(Default)]
 struct State {
-    waiting: VecDeque<Taken<Requester>>,
+    waiting: FairQueue<Taken<Requester>>,
     /// Whether there are submitted batches that no thread has begun to commit.
     has_submitted: bool,
     is_ending: bool,
@@ -41,29 +38,35 @@ struct State {
 
 /// The work of a thread.
 enum Work {
-    Commit(Taken<Requester>),
+    /// A request, and its user, unless it is the owner of the store.
+    Request(Option<u32>, Taken<Requester>),
     /// The commit of all batches that were submitted.
     Submitted,
 }
 
 impl CommitQueue {
-    /// Passes a commit to the threads.
+    fn new(threads: usize) -> CommitQueue {
+        let state = State { waiting: FairQueue::new(threads), has_submitted: false, is_ending: false };
+        CommitQueue { state: Mutex::new(state), added: Condvar::new() }
+    }
+
+    /// Passes a request to the threads.
     ///
     /// # Errors
-    /// The commit is returned if too many commits wait already, or the threads end.
-    pub(crate) fn add(&self, commit: Taken<Requester>) -> Result<(), Refused> {
-        let mut state = lock(&self.state);
-        let reason = match state.is_ending {
-            true => SERVER_ENDS,
-            false if state.waiting.len() >= WAITING_MAX => QUEUE_IS_FULL,
-            false => {
-                state.waiting.push_back(commit);
-                drop(state);
-                self.added.notify_one();
-                return Ok(());
-            }
+    /// The request is returned if too many wait already, or the threads end.
+    pub(crate) fn add(&self, request: Taken<Requester>) -> Result<(), Refused> {
+        let user = match &*request.rights {
+            Requester::Owner => None,
+            Requester::User(caller) => Some(caller.uid),
         };
-        Err(Refused { commit, reason })
+        let mut state = lock(&self.state);
+        if state.is_ending {
+            return Err(Refused { request, reason: SERVER_ENDS });
+        }
+        let added = state.waiting.add(user, request);
+        drop(state);
+        self.added.notify_one();
+        added.map_err(|request| Refused { request, reason: QUEUE_IS_FULL })
     }
 
     /// Makes a thread commit the batches that were submitted. If the threads end first, the next
@@ -73,27 +76,33 @@ impl CommitQueue {
         self.added.notify_one();
     }
 
-    /// Makes the threads end after the commits that they execute now, and returns the commits that
-    /// wait for a thread. Later commits are refused.
+    /// Makes the threads end after the requests that they execute now, and returns the requests
+    /// that wait for a thread. Later requests are refused.
     fn close(&self) -> Vec<Refused> {
         let mut state = lock(&self.state);
         (state.is_ending, state.has_submitted) = (true, false);
-        let waiting = std::mem::take(&mut state.waiting);
+        let waiting = state.waiting.drain();
         drop(state);
         self.added.notify_all();
-        waiting.into_iter().map(|commit| Refused { commit, reason: SERVER_ENDS }).collect()
+        waiting.map(|request| Refused { request, reason: SERVER_ENDS }).collect()
     }
 
     /// Waits for work, and returns it. `None` after `close`.
     fn next(&self) -> Option<Work> {
         let is_waiting =
-            |state: &mut State| state.waiting.is_empty() && !state.has_submitted && !state.is_ending;
+            |state: &mut State| !state.waiting.is_ready() && !state.has_submitted && !state.is_ending;
         let waited = self.added.wait_while(lock(&self.state), is_waiting);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
         if std::mem::take(&mut state.has_submitted) {
             return Some(Work::Submitted);
         }
-        state.waiting.pop_front().map(Work::Commit)
+        state.waiting.take().map(|(user, request)| Work::Request(user, request))
+    }
+
+    /// Records that a thread has executed a request of a user, of whom another request may wait.
+    fn ended(&self, user: Option<u32>) {
+        lock(&self.state).waiting.ended(user);
+        self.added.notify_all();
     }
 }
 
@@ -110,8 +119,10 @@ impl CommitThreads {
     /// # Errors
     /// The error of the system if no thread can be created.
     pub(crate) fn start(store: &Arc<ServedStore>, threads: usize) -> io::Result<CommitThreads> {
-        let mut started = CommitThreads { store: store.clone(), queue: Arc::default(), threads: Vec::new() };
-        for _ in 0..threads.max(1) {
+        let threads = threads.max(1);
+        let queue = Arc::new(CommitQueue::new(threads));
+        let mut started = CommitThreads { store: store.clone(), queue, threads: Vec::new() };
+        for _ in 0..threads {
             let (store, queue) = (store.clone(), started.queue.clone());
             match std::thread::Builder::new().name("batch commits".into()).spawn(move || run(&store, &queue))
             {
@@ -130,16 +141,16 @@ impl CommitThreads {
         self.queue.clone()
     }
 
-    /// Refuses the commits that no thread has begun, and all later ones. Their batches stay open,
-    /// so their clients can repeat them. A second call does nothing.
+    /// Refuses the requests that no thread has begun, and all later ones. They have changed
+    /// nothing, so their clients can repeat them. A second call does nothing.
     pub(crate) fn refuse_waiting(&self) {
         for refused in self.queue.close() {
             refused.send(&self.store);
         }
     }
 
-    /// Refuses the commits that no thread has begun, and waits for the commits that are being
-    /// executed. A second call does nothing.
+    /// Refuses the requests that no thread has begun, and waits for those that are being executed.
+    /// A second call does nothing.
     pub(crate) fn end(&mut self) {
         self.refuse_waiting();
         for thread in self.threads.drain(..) {
@@ -152,15 +163,16 @@ impl CommitThreads {
 impl Refused {
     /// Sends the reply to the client.
     pub(crate) fn send(self, store: &ServedStore) {
-        self.commit.reply.send(store.refuse_busy(self.reason));
+        self.request.reply.send(store.refuse_busy(self.reason));
     }
 }
 
 fn run(store: &ServedStore, queue: &CommitQueue) {
     while let Some(work) = queue.next() {
         match work {
-            Work::Commit(Taken { request, rights, reply }) => {
+            Work::Request(user, Taken { request, rights, reply }) => {
                 reply.send(store.execute(&rights, &request.bytes, request.reply_bytes_max));
+                queue.ended(user);
                 // The request may have submitted a batch.
                 if store.has_submitted() {
                     queue.commit_submitted();

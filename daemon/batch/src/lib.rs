@@ -7,6 +7,7 @@
 
 mod clients;
 mod commit_threads;
+mod fair_queue;
 mod local;
 mod server;
 mod user_clients;

@@ -218,9 +218,15 @@ fn conflicts_of_a_batch_are_listed_in_parts() {
     // Another client resolves a part of them at the same time.
     let resolve = |names: &[String], how: Resolution| {
         let paths: Vec<Vec<u8>> = names.iter().map(|name| format!("/{name}").into_bytes()).collect();
-        served.access().resolve(committed.number, Some(&paths), &how).unwrap()
+        loop {
+            match served.access().resolve(committed.number, Some(&paths), &how) {
+                // The other client is resolving conflicts of the batch.
+                Err(error) if error.kind == ErrorKind::Busy => std::thread::yield_now(),
+                resolved => return resolved.unwrap(),
+            }
+        }
     };
-    // The paths of each are sent in two requests.
+    // The paths of the first client are sent in two requests.
     let path_of = |name: &Vec<u8>| String::from_utf8(name.clone()).unwrap();
     let names: Vec<String> = names.iter().map(path_of).collect();
     let results = std::thread::scope(|scope| {

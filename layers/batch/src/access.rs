@@ -424,16 +424,18 @@ impl StoreAccess {
     /// Resolves the conflicts of a committed batch at `paths`, as
     /// [`path_of_name`](Self::path_of_name) returns them, or all of them, and removes them from the
     /// list of its conflicts. If this fails, the conflicts that are not resolved yet remain in the
-    /// list.
+    /// list. More than 4,096 paths, or 128 KiB of paths, are sent to a server in several requests.
     ///
     /// # Errors
-    /// `NotFound` if there is no such batch or conflict; `InvalidInput` if the batch is not
-    /// committed; `Exists` or `NotFound` for the path of a [`Resolution::Rename`];
-    /// `PermissionDenied` if the batch is one of another user, and if the user must not change one
-    /// of the directories; the errors of files.
+    /// `NotFound` if there is no such batch or conflict; then nothing is changed by the request.
+    /// `InvalidInput` if the batch is not committed, or a path is longer than 128 KiB; `Busy` if
+    /// another command resolves conflicts of the batch, or moves one of the entries; `Exists` or
+    /// `NotFound` for the path of a [`Resolution::Rename`]; `PermissionDenied` if the batch is one
+    /// of another user, and if the user must not change one of the directories; the errors of
+    /// files.
     pub fn resolve(&self, number: u64, paths: Option<&[Vec<u8>]>, how: &Resolution) -> Result<Resolved> {
         match &self.kind {
-            Kind::Own(store) => store.resolve(&*store.primary().name_space(), number, paths, how),
+            Kind::Own(store) => store.resolve((&*store.primary().name_space(), None), number, paths, how),
             Kind::Served(remote) => remote.resolve(number, paths, how),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use quell_batch_service::{Conflict, Kept, NameSpace, ROOT, Resolution, Resolved};
+use quell_batch_service::{BatchCaller, Conflict, Kept, NameSpace, ROOT, Resolution, Resolved};
 use quell_vfs::{Error, ErrorKind, Kind, Rename, Result};
 
 use crate::shared::now;
@@ -17,15 +17,22 @@ pub(crate) fn path_of_name(above: Result<Vec<u8>>, dir: u64, name: &[u8]) -> Vec
 
 impl BatchStore {
     /// Resolves conflicts as [`StoreAccess::resolve`](crate::StoreAccess::resolve) does. `names` is
-    /// the master image, which may check the permissions of a user.
+    /// the master image, which checks the permissions of `caller`, unless it is `None`.
+    ///
+    /// # Errors
+    /// As for [`StoreAccess::resolve`](crate::StoreAccess::resolve); `Busy` if another thread
+    /// commits the batch or resolves its conflicts.
     pub(crate) fn resolve(
         &self,
-        names: &dyn NameSpace,
+        (names, caller): (&dyn NameSpace, Option<&BatchCaller>),
         number: u64,
         paths: Option<&[Vec<u8>]>,
         how: &Resolution,
     ) -> Result<Resolved> {
-        let guard = self.primary().lock_commit(number);
+        let guard = self.primary().try_lock_commit(number).ok_or_else(|| Error {
+            source: Some("another command is resolving its conflicts; repeat the command".into()),
+            ..Error::new(ErrorKind::Busy, "use batch", number.to_string())
+        })?;
         let path_of_name = |dir: u64, name: &[u8]| path_of_name(path_of(names, dir), dir, name);
         let mut wanted: Option<HashSet<&[u8]>> =
             paths.map(|paths| paths.iter().map(|path| &path[..]).collect());
@@ -47,7 +54,7 @@ impl BatchStore {
         let mut result = Resolved::default();
         let mut failure = None;
         for (number, conflict) in &selected {
-            match resolve_one(names, conflict, how) {
+            match resolve_one((names, caller), conflict, how) {
                 Ok(true) => {
                     done.insert(*number);
                     result.resolved += 1;
@@ -60,28 +67,39 @@ impl BatchStore {
                 }
             }
         }
-        names.sync()?;
-        let mut at = 0;
-        self.primary().remove_conflicts(&guard, &mut |_| {
-            at += 1;
-            done.contains(&(at - 1))
-        })?;
+        if !done.is_empty() {
+            names.sync()?;
+            let mut at = 0;
+            self.primary().remove_conflicts(&guard, &mut |_| {
+                at += 1;
+                done.contains(&(at - 1))
+            })?;
+        }
         failure.map_or(Ok(result), Err)
     }
 }
 
 /// Resolves a conflict. Returns false if no entry of the batch was kept that could replace the
 /// other entry.
-fn resolve_one(names: &dyn NameSpace, conflict: &Conflict, how: &Resolution) -> Result<bool> {
+fn resolve_one(
+    (names, caller): (&dyn NameSpace, Option<&BatchCaller>),
+    conflict: &Conflict,
+    how: &Resolution,
+) -> Result<bool> {
     let Some(kept) = &conflict.kept_as else { return Ok(*how == Resolution::Theirs) };
-    let found = names.lookup(kept.dir, &kept.name);
-    if !matches!(found, Ok(Some(found)) if found.inode.number == kept.inode) {
-        // The kept entry was removed or renamed, so the conflict is resolved already.
+    let at_kept = number_at(names, kept.dir, &kept.name)?;
+    if at_kept != Some(kept.inode) {
+        // The kept entry was removed or renamed, so the conflict is resolved already. If this
+        // process was interrupted after it had exchanged the two, the other entry is left.
+        let at_name = || number_at(names, conflict.dir, &conflict.name);
+        if at_kept.is_some() && *how == Resolution::Mine && at_name()? == Some(kept.inode) {
+            remove_tree_as((names, caller), kept.dir, &kept.name)?;
+        }
         return Ok(true);
     }
     match how {
         Resolution::Theirs => remove_tree(names, kept.dir, &kept.name)?,
-        Resolution::Mine => replace(names, kept, conflict)?,
+        Resolution::Mine => replace((names, caller), kept, conflict)?,
         Resolution::Rename(path) => {
             let split = path.iter().rposition(|byte| *byte == b'/');
             let (above, name) = split.map_or((&b""[..], &path[..]), |at| (&path[..at], &path[at + 1..]));
@@ -89,38 +107,50 @@ fn resolve_one(names: &dyn NameSpace, conflict: &Conflict, how: &Resolution) -> 
             names.rename((kept.dir, &kept.name), (dir, name), Rename::Keep, now())?;
         }
     }
-    if kept.dir != conflict.dir {
-        remove_conflict_dir(names, kept.dir)?;
+    if kept.dir != conflict.dir
+        && let Err(error) = remove_conflict_dir(names, kept.dir)
+    {
+        // The conflict is resolved. The user may be unable to remove the directory, and another
+        // process may already have removed it.
+        tracing::debug!(%error, "a directory for entries in conflict remains");
     }
     Ok(true)
 }
 
+/// Returns the inode number of the entry at a name.
+fn number_at(names: &dyn NameSpace, dir: u64, name: &[u8]) -> Result<Option<u64>> {
+    match names.lookup(dir, name) {
+        Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Stale) => Ok(None),
+        found => Ok(found?.map(|found| found.inode.number)),
+    }
+}
+
 /// Gives the entry of a batch the name of the other entry, which is removed.
-fn replace(names: &dyn NameSpace, kept: &Kept, conflict: &Conflict) -> Result<()> {
+fn replace(
+    (names, caller): (&dyn NameSpace, Option<&BatchCaller>),
+    kept: &Kept,
+    conflict: &Conflict,
+) -> Result<()> {
     let from = (kept.dir, &kept.name[..]);
     let to = (conflict.dir, &conflict.name[..]);
-    let is_dir = |dir: u64, name: &[u8]| -> Result<Option<bool>> {
-        let found = names.lookup(dir, name)?;
-        found.map(|found| Ok(found.inode.kind()? == Kind::Dir)).transpose()
-    };
-    let (mine, theirs) = (is_dir(from.0, from.1)?, is_dir(to.0, to.1)?);
-    if mine == Some(false) && theirs != Some(true) {
+    let inode_at = |(dir, name): (u64, &[u8])| names.lookup(dir, name);
+    let Some(theirs) = inode_at(to)? else { return names.rename(from, to, Rename::Keep, now()).map(drop) };
+    let is_dir = theirs.inode.kind()? == Kind::Dir;
+    let is_mine_dir = inode_at(from)?.map(|mine| mine.inode.kind()).transpose()? == Some(Kind::Dir);
+    if theirs.inode.number == kept.inode {
+        // A rename to another name of the same file would change nothing.
+        return names.remove(from.0, from.1, now()).map(drop);
+    }
+    if !is_dir && !is_mine_dir {
         return names.rename(from, to, Rename::Replace, now()).map(drop);
     }
-    // A directory cannot be replaced with one rename. If this process ends between the two renames,
-    // the other entry has a temporary name, and the next attempt continues.
-    const SUFFIX: &[u8] = b".replaced";
-    // A long name is truncated before the suffix is added.
-    let begin = &kept.name[..kept.name.len().min(quell_vfs::NAME_BYTES_MAX - SUFFIX.len())];
-    let aside = &[begin, SUFFIX].concat()[..];
-    if theirs.is_some() {
-        names.rename(to, (to.0, aside), Rename::Keep, now())?;
+    if is_dir && let Some(caller) = caller {
+        check_removable(names, caller, to.0, to.1)?;
     }
-    names.rename(from, to, Rename::Keep, now())?;
-    match theirs {
-        Some(_) => remove_tree(names, to.0, aside),
-        None => Ok(()),
-    }
+    // A rename cannot replace a directory that is not empty, or one kind by the other. If this
+    // process ends before the other entry is removed, the next attempt removes it.
+    names.rename(from, to, Rename::Exchange, now())?;
+    remove_tree(names, from.0, from.1)
 }
 
 /// Removes the directory for entries in conflict if it is empty.
@@ -135,25 +165,76 @@ fn remove_conflict_dir(names: &dyn NameSpace, dir: u64) -> Result<()> {
     }
 }
 
+/// The number of names that are read at a time.
+const PAGE_ENTRIES: usize = 512;
+
+/// A name of a directory, with its inode number and kind.
+type Listed = (Vec<u8>, u64, Kind);
+
+/// Returns the next names of a directory after a name.
+fn next_names(names: &dyn NameSpace, dir: u64, after: &[u8]) -> Result<Vec<Listed>> {
+    let mut page = Vec::new();
+    names.list(dir, after, &mut |name, inode, kind| {
+        page.push((name.to_vec(), inode, kind));
+        page.len() < PAGE_ENTRIES
+    })?;
+    Ok(page)
+}
+
+/// Checks that a user may remove everything below a directory, so that a removal does not end in
+/// the middle.
+fn check_removable(names: &dyn NameSpace, caller: &BatchCaller, dir: u64, name: &[u8]) -> Result<()> {
+    let mut dirs = vec![(dir, name.to_vec())];
+    while let Some((above, name)) = dirs.pop() {
+        let Some(found) = names.lookup(above, &name)? else { continue };
+        let mut after = Vec::new();
+        loop {
+            let page = next_names(names, found.inode.number, &after)?;
+            let Some((last, ..)) = page.last() else { break };
+            if !caller.may_empty(&found.inode) {
+                let source = Some("it has entries that the user must not remove".into());
+                return Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "remove", name) });
+            }
+            after.clone_from(last);
+            let below = page.into_iter().filter(|(_, _, kind)| *kind == Kind::Dir);
+            dirs.extend(below.map(|(name, ..)| (found.inode.number, name)));
+        }
+    }
+    Ok(())
+}
+
+/// Removes an entry and everything below it if the user may remove all of it.
+fn remove_tree_as(
+    (names, caller): (&dyn NameSpace, Option<&BatchCaller>),
+    dir: u64,
+    name: &[u8],
+) -> Result<()> {
+    if let Some(caller) = caller {
+        check_removable(names, caller, dir, name)?;
+    }
+    remove_tree(names, dir, name)
+}
+
 /// Removes an entry, and everything below it. The data files remain until the garbage collection
 /// removes them.
+///
+/// # Errors
+/// `Busy` if another process moves one of the directories meanwhile.
 fn remove_tree(names: &dyn NameSpace, dir: u64, name: &[u8]) -> Result<()> {
-    /// The number of names that are read at a time.
-    const PAGE_ENTRIES: usize = 512;
     let Some(top) = names.lookup(dir, name)? else { return Ok(()) };
     if top.inode.kind()? != Kind::Dir {
         return names.remove(dir, name, now()).map(drop);
     }
     let mut dirs = vec![(dir, name.to_vec(), top.inode.number)];
     let mut next = 0;
-    while let Some((_, _, number)) = dirs.get(next).cloned() {
+    while let Some((above, name, number)) = dirs.get(next).cloned() {
         let mut after = Vec::new();
         loop {
-            let mut page = Vec::new();
-            names.list(number, &after, &mut |name, inode, kind| {
-                page.push((name.to_vec(), inode, kind));
-                page.len() < PAGE_ENTRIES
-            })?;
+            if names.parent(number)? != (above, name.clone()) {
+                let source = Some("another process has moved the directory".into());
+                return Err(Error { source, ..Error::new(ErrorKind::Busy, "remove", name) });
+            }
+            let page = next_names(names, number, &after)?;
             let Some((last, ..)) = page.last() else { break };
             after.clone_from(last);
             for (name, inode, kind) in page {

@@ -87,6 +87,7 @@ pub(crate) fn perform(names: &dyn NameSpace, request: Request) -> Result<Reply> 
         | Request::Quotas { .. }
         | Request::SetLimit { .. }
         | Request::Resolve { .. }
+        | Request::Record { .. }
         | Request::Counters => {
             let source = Some("it is not a request on names".into());
             return Err(Error { source, ..Error::new(ErrorKind::Unsupported, "execute a request", "") });

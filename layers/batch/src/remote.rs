@@ -7,7 +7,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use quell_batch_service::{
     AuxiliarySummary, BatchRecord, BatchSummary, Bytes, Conflict, LimitChange, Marker, NewBatch, NewPart,
-    PROTOCOL, Quota, QuotaSubject, Reply, Request, Resolution, Resolved, SnapshotSummary, UserKey,
+    PATHS_BYTES_MAX, PATHS_MAX, PROTOCOL, Quota, QuotaSubject, Reply, Request, Resolution, Resolved,
+    SnapshotSummary, UserKey,
 };
 use quell_threads::lock;
 use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, was_not_executed};
@@ -23,8 +24,6 @@ use crate::user_key::path_of_key;
 
 /// The largest reply to a request, in bytes: an inode with its content and extended attributes.
 pub(crate) const REPLY_BYTES_MAX: u32 = 512 << 10;
-/// The largest number of bytes of the paths of a request to resolve conflicts.
-const PATHS_BYTES_MAX: usize = 128 << 10;
 /// The time for which a request is repeated if no server answers.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// The same time for the verification and the commit of a batch, and for requests that wait for it.
@@ -284,6 +283,14 @@ impl Remote {
         }
     }
 
+    /// Returns the record of an open batch of this user.
+    pub(crate) fn record(&self, batch: u64) -> Result<BatchRecord> {
+        match self.call(&Request::Record { batch })? {
+            Reply::Begun(record) if record.number == batch => Ok(record),
+            _ => Err(self.unexpected_reply()),
+        }
+    }
+
     /// See [`StoreAccess::resolve`](crate::StoreAccess::resolve).
     pub(crate) fn resolve(
         &self,
@@ -291,26 +298,29 @@ impl Remote {
         paths: Option<&[Vec<u8>]>,
         how: &Resolution,
     ) -> Result<Resolved> {
-        let resolve = |paths: Option<Vec<Bytes>>| match self.call(&Request::Resolve {
-            batch,
-            paths,
-            resolution: how.clone(),
-        })? {
-            Reply::Resolved(resolved) => Ok(resolved),
-            _ => Err(self.unexpected_reply()),
+        let resolve = |paths: Option<Vec<Bytes>>| {
+            let resolution = how.clone();
+            match self.call(&Request::Resolve { batch, paths, resolution })? {
+                Reply::Resolved(resolved) => Ok(resolved),
+                _ => Err(self.unexpected_reply()),
+            }
         };
         let Some(paths) = paths else { return resolve(None) };
         let mut sum = Resolved::default();
-        let mut rest = paths;
+        let mut rest: Vec<_> = paths.iter().collect();
+        rest.sort_unstable();
+        rest.dedup();
+        let mut rest = &rest[..];
         while !rest.is_empty() {
             let mut bytes = 0;
-            let count = rest.iter().take_while(|path| {
+            let next = rest.iter().take(PATHS_MAX).take_while(|path| {
                 bytes += path.len();
                 bytes <= PATHS_BYTES_MAX
             });
-            // A path that is longer than the limit is sent alone.
-            let (next, later) = rest.split_at(count.count().max(1));
-            let Resolved { resolved, not_kept } = resolve(Some(next.iter().cloned().map(Bytes).collect()))?;
+            // The server refuses a path that is longer than the limit.
+            let (next, later) = rest.split_at(next.count().max(1));
+            let next = next.iter().map(|path| Bytes((*path).clone())).collect();
+            let Resolved { resolved, not_kept } = resolve(Some(next))?;
             sum.resolved += resolved;
             sum.not_kept += not_kept;
             rest = later;

@@ -20,7 +20,7 @@ use crate::store::BatchStore;
 /// No more items of a list are added to a reply when they have this many bytes.
 const LISTED_BYTES: usize = 128 << 10;
 /// The kinds of requests, in the order of their numbers, as counters name them.
-const KINDS: [&str; 32] = [
+const KINDS: [&str; 33] = [
     "hello",
     "lookup",
     "find",
@@ -53,6 +53,7 @@ const KINDS: [&str; 32] = [
     "quota",
     "set_limit",
     "resolve",
+    "record",
 ];
 /// The numbers of the requests that wait for the lock of a batch, which a commit has for minutes.
 const LOCK_BATCH: [u32; 7] = [13, 14, 19, 25, 26, 27, 31];
@@ -100,8 +101,8 @@ impl ServedStore {
     }
 
     /// Returns whether an encoded request commits, submits, prepares, publishes, rolls back or
-    /// aborts a batch, or resolves its conflicts, which can last for minutes: each of these
-    /// requests waits for the others on the same batch.
+    /// aborts a batch, or resolves its conflicts. Such a request can last for minutes, because it
+    /// takes the lock of the batch.
     pub fn locks_batch(request: &[u8]) -> bool {
         decode_first::<u32>(request).is_ok_and(|(kind, _)| LOCK_BATCH.contains(&kind))
     }
@@ -237,10 +238,16 @@ impl ServedStore {
                 let (conflicts, is_last) = page(self.store.conflicts_of(batch)?.into_iter().skip(from));
                 Reply::Conflicts { conflicts, is_last }
             }
+            Request::Record { batch } => Reply::Begun(self.store.primary().watchable_batch(batch)?),
             Request::Resolve { batch, paths, resolution } => {
                 let paths: Option<Vec<_>> =
                     paths.map(|paths| paths.into_iter().map(|Bytes(path)| path).collect());
-                Reply::Resolved(self.store.resolve(&*names, batch, paths.as_deref(), &resolution)?)
+                let caller = match requester {
+                    Requester::Owner => None,
+                    Requester::User(caller) => Some(caller),
+                };
+                let (names, paths) = ((&*names, caller), paths.as_deref());
+                Reply::Resolved(self.store.resolve(names, batch, paths, &resolution)?)
             }
             Request::Snapshots { after } => {
                 let snapshots = self.store.primary().snapshots()?.into_iter();
@@ -309,6 +316,7 @@ impl ServedStore {
             | Request::Submit { batch }
             | Request::Conflicts { batch, .. }
             | Request::Resolve { batch, .. }
+            | Request::Record { batch }
             | Request::Prepare { batch, .. }
             | Request::Publish { batch, .. }
             | Request::RollBack { batch, .. } => {
@@ -400,6 +408,7 @@ fn uses_image(request: &Request) -> bool {
         | Request::AuxiliaryServers
         | Request::Publish { .. }
         | Request::RollBack { .. }
+        | Request::Record { .. }
         | Request::Join { .. } => false,
     }
 }
@@ -439,6 +448,7 @@ fn kind_of(request: &Request) -> usize {
         Request::Quota => 29,
         Request::SetLimit { .. } => 30,
         Request::Resolve { .. } => 31,
+        Request::Record { .. } => 32,
     }
 }
 

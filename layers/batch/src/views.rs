@@ -15,6 +15,7 @@ use quell_vfs::{Attributes, Error, ErrorKind, Rename, Result};
 
 use crate::file_system::BatchFs;
 use crate::random::random_number;
+use crate::remote::Remote;
 use crate::store_dir::{NEW_VIEW, StoreDir, VIEW, VIEW_REQUEST, remove_if_present};
 use crate::subtree::{check_depth, dir_at, tree_below};
 
@@ -139,16 +140,24 @@ impl std::fmt::Debug for WatchedBatch {
 }
 
 impl WatchedBatch {
-    /// Opens the snapshot of an open batch. The call does not wait for a process that has the store
-    /// open.
+    /// Opens the snapshot of an open batch of this user. The call does not wait for a process that
+    /// has the store open. The store may also belong to one of the users `trusted`; then its server
+    /// returns the record of the batch.
     ///
     /// # Errors
-    /// `NotFound` if there is no open batch of this number; the errors of the store and of files.
-    pub fn open(store: &Path, number: u64) -> Result<WatchedBatch> {
-        let dir = StoreDir::open(store)?;
+    /// `NotFound` if there is no open batch of this number; `PermissionDenied` if the server knows
+    /// the batch as one of another user; `Unavailable` if a store of another user has no server;
+    /// the errors of the store and of files.
+    pub fn open_of(store: &Path, trusted: &[u32], number: u64) -> Result<WatchedBatch> {
+        let dir = StoreDir::open_of(store, trusted)?;
         dir.check_format()?;
         let image = dir.image_tables()?;
-        let record = open_batch_of_copy(&image, number)?;
+        let record = match dir.owner() {
+            None => open_batch_of_copy(&image, number)?,
+            // The copy of the description has the batches of all users, so the owner alone can
+            // read it.
+            Some(_) => Remote::connect(dir.duplicate()?)?.record(number)?,
+        };
         let batch = dir.batch(number)?;
         if record.part_of().is_some() && batch.has_certificate()? {
             let source = Some("this part of a batch is closed".into());

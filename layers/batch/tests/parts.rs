@@ -263,8 +263,8 @@ fn an_open_part_can_be_watched() {
     let part = join(&store, batch);
     let number = part.record().number;
     put(&part.file_system(), "file", b"bytes");
-    assert_eq!(WatchedBatch::open(&store.path(), batch).unwrap_err().kind, ErrorKind::InvalidInput);
-    let watched = WatchedBatch::open(&store.path(), number).unwrap();
+    assert_eq!(WatchedBatch::open_of(&store.path(), &[], batch).unwrap_err().kind, ErrorKind::InvalidInput);
+    let watched = WatchedBatch::open_of(&store.path(), &[], number).unwrap();
     watched.request().unwrap();
     assert!(part.publish_view().unwrap());
     assert_eq!(watched.refresh().unwrap(), quell_batch::Refreshed::Newer);
@@ -272,7 +272,7 @@ fn an_open_part_can_be_watched() {
     part.close().unwrap();
     assert!(!part.publish_view().unwrap());
     assert_eq!(watched.refresh().unwrap(), quell_batch::Refreshed::Ended);
-    assert_eq!(WatchedBatch::open(&store.path(), number).unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(WatchedBatch::open_of(&store.path(), &[], number).unwrap_err().kind, ErrorKind::NotFound);
 }
 
 #[test]

@@ -13,10 +13,10 @@ use quell_batch::{AuxiliaryServer, BatchStore, Marker, Requester, ServedStore, f
 use quell_batch_service::{
     Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, InodeChange, Limit,
     LimitChange, MEMORY_BYTES, NameSpace, NewNode, PROTOCOL, Place, PrivateEntries, ProofForm, Quota,
-    QuotaSubject, ROOT, Reply, Request, Resolution, Resolved, SummaryState, TableDir, Timestamp, Usage,
-    VerificationResult,
+    QuotaSubject, ROOT, RenameRequest, Reply, Request, Resolution, Resolved, SummaryState, TableDir,
+    Timestamp, Usage, VerificationResult,
 };
-use quell_vfs::{ErrorKind, NewEntry, Time};
+use quell_vfs::{ErrorKind, NewEntry, Rename, Time};
 use quell_wire::{Failure, decode, encode};
 
 const WAIT: Duration = Duration::from_secs(60);
@@ -223,12 +223,14 @@ fn batches_of_others_are_neither_listed_nor_ended() {
     let other = Requester::of_user(USER + 1, USER + 1, &[group()]);
     let Ok(Reply::Begun(record)) = fixture.call(&other, &begin(USER + 1, other_dir)) else { panic!() };
     let batch = record.number;
+    assert_eq!(fixture.call(&other, &Request::Record { batch }), Ok(Reply::Begun(record)));
     for request in [
         Request::Commit { batch },
         Request::Abort { batch },
         Request::Submit { batch },
         Request::Conflicts { batch, from: 0 },
         Request::Resolve { batch, paths: None, resolution: Resolution::Mine },
+        Request::Record { batch },
         Request::Prepare { batch, marker: marker("one") },
         Request::Publish { batch, marker: "one".into() },
         Request::RollBack { batch, marker: "one".into() },
@@ -613,7 +615,7 @@ fn a_user_resolves_conflicts_with_the_permissions_of_the_user() {
         let (number, place, now) = (fixture.dir, Place::Dir(fixture.dir), Timestamp(7, 8));
         fixture.call(&Requester::Owner, &Request::Change { number, place, change, now }).unwrap();
     };
-    // Others may create and rename only their own entries in a directory with the sticky bit.
+    // In a directory with the sticky bit, a user can rename and remove only the own entries.
     change(0o1777, USER + 1);
     assert!(resolve(None, Resolution::Mine).is_err());
     assert_eq!((owner_of("1"), owner_of("2")), (Some(USER + 1), Some(USER + 1)));
@@ -626,4 +628,105 @@ fn a_user_resolves_conflicts_with_the_permissions_of_the_user() {
     );
     assert_eq!(resolve(None, Resolution::Theirs), Ok(Resolved { resolved: 2, not_kept: 0 }));
     assert_eq!(fixture.files(), 100);
+}
+
+#[test]
+fn a_directory_of_others_is_replaced_only_if_the_user_may_remove_all_of_it() {
+    if !is_root() {
+        println!("SKIPPED: files of two users are made by root alone");
+        return;
+    }
+    let fixture = Fixture::new();
+    let (record, _) = fixture.submitted();
+    let create = |dir: u64, name: &str, node: NewNode, uid: u32| {
+        let new = Attributes { permissions: 0o755, uid, gid: uid };
+        let (name, now) = (Bytes(name.into()), Timestamp(7, 8));
+        match fixture.call(&Requester::Owner, &Request::Create { dir, name, node, new, now }) {
+            Ok(Reply::Found(Some(found))) => found.inode.number,
+            other => panic!("{other:?}"),
+        }
+    };
+    // The directory of others has a directory that the user could empty, and one that belongs to
+    // others.
+    let top = create(fixture.dir, "0", NewNode::Dir, USER);
+    let own = create(top, "a", NewNode::Dir, USER);
+    create(own, "file", NewNode::File, USER);
+    let closed = create(top, "b", NewNode::Dir, USER + 1);
+    create(closed, "file", NewNode::File, USER + 1);
+    let batch = record.number;
+    assert_eq!(fixture.commit(batch), Ok(SummaryState::Committed { entries: 100, conflicts: 1 }));
+    let names_of = |dir: u64| {
+        let list = Request::List { dir, after: Bytes(Vec::new()) };
+        match fixture.call(&Requester::Owner, &list) {
+            Ok(Reply::Names { names, .. }) => names.len(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let mine = || {
+        let request = Request::Resolve { batch, paths: None, resolution: Resolution::Mine };
+        fixture.as_user(&request).map(|_| ())
+    };
+    assert_eq!(mine(), Err(ErrorKind::PermissionDenied));
+    assert_eq!([top, own, closed].map(names_of), [2, 1, 1], "nothing is removed");
+    let found = |name: &str| {
+        let lookup = Request::Lookup { dir: fixture.dir, name: Bytes(name.into()) };
+        match fixture.as_user(&lookup) {
+            Ok(Reply::Found(found)) => found.map(|found| found.inode.number),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(found("0"), Some(top));
+    // An exchange that was interrupted before the other directory was removed is completed.
+    let kept = format!("0.quell-conflict-{batch}-1");
+    let file = found(&kept);
+    let exchange = RenameRequest {
+        from_dir: fixture.dir,
+        from: Bytes(kept.clone().into()),
+        to_dir: fixture.dir,
+        to: Bytes(b"0".to_vec()),
+        mode: Rename::Exchange,
+        now: Timestamp(7, 8),
+    };
+    fixture.as_user(&Request::Rename(exchange)).unwrap();
+    assert_eq!(mine(), Err(ErrorKind::PermissionDenied));
+    assert_eq!([top, own, closed].map(names_of), [2, 1, 1]);
+    let remove = Request::Remove { dir: closed, name: Bytes(b"file".to_vec()), now: Timestamp(7, 8) };
+    fixture.call(&Requester::Owner, &remove).unwrap();
+    assert_eq!(mine(), Ok(()));
+    assert_eq!((found("0"), found(&kept)), (file, None));
+    let list = fixture.as_user(&Request::Conflicts { batch, from: 0 });
+    assert_eq!(list, Ok(Reply::Conflicts { conflicts: Vec::new(), is_last: true }));
+}
+
+#[test]
+fn a_request_to_resolve_conflicts_has_a_limited_number_of_paths() {
+    let fixture = Fixture::new();
+    for paths in [vec![], vec![Vec::new(); 4097], vec![vec![b'a'; 70_000]; 2]] {
+        let paths = Some(paths.into_iter().map(Bytes).collect());
+        let request = Request::Resolve { batch: 1, paths, resolution: Resolution::Theirs };
+        assert_eq!(fixture.as_user(&request).unwrap_err(), ErrorKind::InvalidInput);
+    }
+}
+
+#[test]
+fn conflicts_are_resolved_although_their_directory_cannot_be_removed() {
+    if !is_root() {
+        println!("SKIPPED: files of two users are made by root alone");
+        return;
+    }
+    let fixture = Fixture::new();
+    let (record, _) = fixture.submitted();
+    let (batch, now) = (record.number, Timestamp(7, 8));
+    let owner = |request: &Request| fixture.call(&Requester::Owner, request).unwrap();
+    owner(&Request::RemoveDir { dir: ROOT, name: Bytes(b"of-the-user".to_vec()), now });
+    // The user can no longer remove names of the root directory.
+    let change = InodeChange { permissions: Some(0o755), ..Default::default() };
+    owner(&Request::Change { number: ROOT, place: Place::Dir(ROOT), change, now });
+    let committed = fixture.commit(batch);
+    assert_eq!(committed, Ok(SummaryState::Committed { entries: 100, conflicts: 100 }));
+    let request = Request::Resolve { batch, paths: None, resolution: Resolution::Theirs };
+    let resolved = Resolved { resolved: 100, not_kept: 0 };
+    assert_eq!(fixture.as_user(&request), Ok(Reply::Resolved(resolved)));
+    let name = Bytes(format!("quell-conflicts-{batch}").into());
+    assert!(matches!(owner(&Request::Lookup { dir: ROOT, name }), Reply::Found(Some(_))));
 }

@@ -77,7 +77,7 @@ fn a_view_shows_names_and_sizes_and_a_newer_one_replaces_it() {
 
     // Another process may have the store open.
     let open = StoreAccess::open(&path, WAIT).unwrap();
-    let watched = WatchedBatch::open(&path, number).unwrap();
+    let watched = WatchedBatch::open_of(&path, &[], number).unwrap();
     let seen = watched.file_system_at(b"top").unwrap();
     assert_eq!(
         (watched.refresh().unwrap(), names(&seen, ROOT)),
@@ -128,7 +128,7 @@ fn a_view_shows_names_and_sizes_and_a_newer_one_replaces_it() {
     assert_eq!(watched.request().unwrap_err().kind, ErrorKind::NotFound);
     assert_eq!(changes(&watched), expected(&second), "the last view is still shown");
     assert_eq!(std::fs::read_dir(path.join("batches")).unwrap().count(), 0, "the commit removes all files");
-    assert_eq!(WatchedBatch::open(&path, number).unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(WatchedBatch::open_of(&path, &[], number).unwrap_err().kind, ErrorKind::NotFound);
 }
 
 #[test]
@@ -137,14 +137,14 @@ fn a_view_from_before_a_request_is_no_answer_to_it() {
     let path = temp.path().join("store");
     let batch = begin(&path);
     let number = batch.record().number;
-    let earlier = WatchedBatch::open(&path, number).unwrap();
+    let earlier = WatchedBatch::open_of(&path, &[], number).unwrap();
     let request = earlier.request().unwrap();
     assert!(!earlier.shows_answer(&request));
     assert!(batch.publish_view().unwrap());
     assert_eq!((earlier.refresh().unwrap(), earlier.shows_answer(&request)), (Refreshed::Newer, true));
 
     write(&batch.file_system(), ROOT, "later", b"");
-    let watched = WatchedBatch::open(&path, number).unwrap();
+    let watched = WatchedBatch::open_of(&path, &[], number).unwrap();
     let request = watched.request().unwrap();
     assert_eq!((watched.refresh().unwrap(), watched.shows_answer(&request)), (Refreshed::Newer, false));
     // A later request replaces this one, and one view answers both.
@@ -196,7 +196,7 @@ fn names_in_removed_directories_are_shown_at_their_paths_in_the_snapshot() {
     // The batch has renamed this directory before it has removed it.
     fs.rename(&Context::OWN, ROOT, b"moved", ROOT, b"renamed", Rename::Replace).unwrap();
     remove_tree(node(ROOT, b"renamed"), b"renamed", b"inner");
-    let watched = WatchedBatch::open(&path, batch.record().number).unwrap();
+    let watched = WatchedBatch::open_of(&path, &[], batch.record().number).unwrap();
     watched.request().unwrap();
     assert!(batch.publish_view().unwrap());
     assert_eq!(watched.refresh().unwrap(), Refreshed::Newer);
@@ -209,7 +209,7 @@ fn no_view_is_published_after_an_abort() {
     let temp = tempfile::tempdir().unwrap();
     let path = temp.path().join("store");
     let batch = begin(&path);
-    let watched = WatchedBatch::open(&path, batch.record().number).unwrap();
+    let watched = WatchedBatch::open_of(&path, &[], batch.record().number).unwrap();
     watched.request().unwrap();
     assert!(batch.publish_view().unwrap());
     batch.abort(WAIT).unwrap();

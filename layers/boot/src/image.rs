@@ -635,10 +635,10 @@ impl BootImage {
         bytes: &mut Vec<u8>,
     ) -> Result<()> {
         let (offset, length) = self.frame_range(number);
-        compressed.resize(length, 0);
+        resize(compressed, length);
         read(offset, compressed)?;
         let blocks = (self.contents as usize - number * FRAME_BLOCKS).min(FRAME_BLOCKS);
-        bytes.resize(blocks * BLOCK_BYTES, 0);
+        resize(bytes, blocks * BLOCK_BYTES);
         self.decode_bytes(number, compressed, bytes).map_err(|damage| Error {
             source: Some(Box::new(damage)),
             ..Error::new(ErrorKind::Damaged, "decode", b"the boot image")
@@ -718,6 +718,16 @@ pub(crate) type DecodeFrame<'a, E> =
 
 /// Receives the first content of a frame and the bytes of all contents in it.
 pub(crate) type TakeFrame<'a, E> = dyn Fn(ContentId, &[u8]) -> std::result::Result<(), E> + Sync + 'a;
+
+/// Gives a buffer, whose content is not needed any more, a length. Its capacity does not become
+/// larger than that.
+fn resize(buffer: &mut Vec<u8>, length: usize) {
+    if buffer.capacity() < length {
+        *buffer = Vec::new();
+        buffer.reserve_exact(length);
+    }
+    buffer.resize(length, 0);
+}
 
 /// The blocks of one frame that stay in memory.
 #[derive(Default)]

@@ -191,8 +191,15 @@ impl RangedContents {
         };
         let read = |offset, into: &mut [u8]| self.file.read_exact_at(into, offset);
         let result = image.read_frame(number, &read, &mut compressed, &mut bytes);
-        lock(&self.kept).keep_buffer(compressed);
-        result.map(|()| bytes)
+        let mut kept = lock(&self.kept);
+        kept.keep_buffer(compressed);
+        match result {
+            Ok(()) => Ok(bytes),
+            Err(error) => {
+                kept.keep_buffer(bytes);
+                Err(error)
+            }
+        }
     }
 
     fn failed(&self, number: usize, error: &Error) {

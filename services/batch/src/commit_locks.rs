@@ -27,6 +27,13 @@ impl CommitLocks {
         wait_while(&self.released, lock(&self.locked), is_locked).insert(batch);
         CommitGuard { locks: self, batch }
     }
+
+    /// Takes the lock of a batch, or returns `None` if another thread has it.
+    pub(crate) fn try_lock(&self, batch: u64) -> Option<CommitGuard<'_>> {
+        // The guard must not exist if the lock is not taken, because its drop releases the lock.
+        let is_taken = lock(&self.locked).insert(batch);
+        is_taken.then(|| CommitGuard { locks: self, batch })
+    }
 }
 
 impl CommitGuard<'_> {

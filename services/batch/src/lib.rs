@@ -83,8 +83,8 @@ pub use parts::NewPart;
 pub use primary::{AcceptedFile, DataFileVisitor, NewBatch, Primary};
 pub use private::{MEMORY_BYTES, NameVisitor, PrivateEntries};
 pub use protocol::{
-    Attributes, AuxiliarySummary, Bytes, ListedName, PROTOCOL, RenameRequest, Reply, Request,
-    VerificationResult,
+    Attributes, AuxiliarySummary, Bytes, ListedName, PATHS_BYTES_MAX, PATHS_MAX, PROTOCOL, RenameRequest,
+    Reply, Request, VerificationResult,
 };
 pub use snapshots::SnapshotSummary;
 pub use table::{BlockCache, Table, TableEntries, TableSummary, TableWriter};

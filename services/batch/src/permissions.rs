@@ -48,6 +48,11 @@ impl BatchCaller {
         dir.mode & STICKY == 0 || owns
     }
 
+    /// Returns whether the caller may remove all entries of a directory.
+    pub fn may_empty(&self, dir: &Inode) -> bool {
+        self.has_access(dir, READ) && self.may_change_names(dir) && (dir.mode & STICKY == 0 || self.owns(dir))
+    }
+
     /// Returns whether the caller may give a file another name, as the kernel decides with
     /// fs.protected_hardlinks: a file of another user must be a regular one that the caller may
     /// read and write, without set-id bits.

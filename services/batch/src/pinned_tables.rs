@@ -1,5 +1,5 @@
-//! The tables that are being read or written although the image does not refer to them, or may not
-//! refer to them soon. They are opened by their names, also by auxiliary servers, so they must not
+//! Tables that a thread or an auxiliary server reads or writes. The image may not refer to them
+//! yet, or may stop referring to them meanwhile. They are opened by their names, so they must not
 //! be removed meanwhile.
 
 use std::collections::HashMap;

@@ -31,6 +31,7 @@ use crate::submitted::open_submitted;
 use crate::table::{Table, TableWriter};
 use crate::table_ref::TableRef;
 use crate::user_names::{UserNames, check_changes_names};
+use crate::view::watchable;
 
 /// The number of inode numbers of a batch.
 const INODES_OF_BATCH: u64 = 1 << 32;
@@ -206,6 +207,12 @@ impl Primary {
         self.commits.lock(batch)
     }
 
+    /// Takes the lock of a batch as [`lock_commit`](Self::lock_commit) does, or returns `None` if
+    /// another thread has it.
+    pub fn try_lock_commit(&self, batch: u64) -> Option<CommitGuard<'_>> {
+        self.commits.try_lock(batch)
+    }
+
     /// Verifies a batch and adds its changes to the image.
     ///
     /// # Errors
@@ -359,17 +366,15 @@ impl Primary {
         guard: &CommitGuard<'_>,
         is_resolved: &mut dyn FnMut(&Conflict) -> bool,
     ) -> Result<()> {
-        // The new list is written without the lock of the image, for which all operations wait.
-        let (record, list, files, number, pin) = {
-            let mut names = write_lock(&self.image);
+        let (record, list, files) = {
+            let names = read_lock(&self.image);
             let (record, list) = conflicts_of(&names.0, guard.batch())?;
-            let number = names.0.reserve_tables(1)?;
-            let pin = names.0.pin_tables([number]);
-            (record, list, names.0.files().clone(), number, pin)
+            (record, list, names.0.files().clone())
         };
         let BatchState::Committed { entries, .. } = record.state else {
             return Err(ended("it is not committed"));
         };
+        // The new list is written without the lock of the image, for which all operations wait.
         let mut left = Conflicts::default();
         let mut writer = None;
         conflict_list::visit(&list, &*files, &mut |conflict| {
@@ -377,21 +382,27 @@ impl Primary {
                 return Ok(());
             }
             if writer.is_none() {
-                writer = Some(TableWriter::new(files.create(number)?));
+                let mut names = write_lock(&self.image);
+                let number = names.0.reserve_tables(1)?;
+                let pin = names.0.pin_tables([number]);
+                drop(names);
+                writer = Some((number, pin, TableWriter::new(files.create(number)?)));
             }
-            let writer = writer.as_mut().expect("it was set above");
+            let (_, _, writer) = writer.as_mut().expect("it was set above");
             writer.add(&conflict_list::key(left.count), &conflict_list::encode(&conflict))?;
             left.count += 1;
             Ok(())
         })?;
-        if let Some(writer) = writer {
+        let mut pin = None;
+        if let Some((number, pinned, writer)) = writer {
             left.tables.push(TableRef::new(number, &writer.finish_synced(&*files, number)?));
             files.sync()?;
+            pin = Some(pinned);
         }
         let state = BatchState::Committed { entries, conflicts: left };
         let mut names = write_lock(&self.image);
         names.0.put_batch(&BatchRecord { state, ..record })?;
-        drop(pin);
+        drop(pin); // the record refers to the table
         let unused = list.tables.iter().filter(|table| !names.0.is_pinned(table.number));
         for table in unused {
             // The list is changed. A table that remains is removed as garbage.
@@ -434,6 +445,15 @@ impl Primary {
     pub fn batch(&self, number: u64) -> Result<BatchRecord> {
         let found = read_lock(&self.image).0.batch(number)?;
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, "find batch", number.to_string()))
+    }
+
+    /// Returns the record of an open batch, or of an open part of one, to watch it.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no open batch of this number; `InvalidInput` if the batch has parts;
+    /// `Damaged`; the errors of reads.
+    pub fn watchable_batch(&self, number: u64) -> Result<BatchRecord> {
+        watchable(read_lock(&self.image).0.batch(number)?, number)
     }
 
     /// Returns the records of all batches, in the order in which they began.

@@ -27,6 +27,10 @@ const AUXILIARY_NAME_BYTES_MAX: usize = 255;
 const LOCATION_BYTES_MAX: usize = 8192;
 /// The largest length of the name of a blob, in bytes.
 const BLOB_NAME_BYTES_MAX: usize = 4096;
+/// The largest number of paths of conflicts in a request.
+pub const PATHS_MAX: usize = 4096;
+/// The largest number of bytes of these paths together, and of the new path of an entry.
+pub const PATHS_BYTES_MAX: usize = 128 << 10;
 /// The largest number of supplementary groups of a process on Linux.
 const GROUPS_MAX: usize = 65_536;
 
@@ -35,127 +39,39 @@ const GROUPS_MAX: usize = 65_536;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // docs/formats/batch-protocol.md has the fields
 pub enum Request {
-    Hello {
-        protocol: u32,
-    },
-    Lookup {
-        dir: u64,
-        name: Bytes,
-    },
-    Find {
-        number: u64,
-        place: Place,
-    },
-    Parent {
-        dir: u64,
-    },
-    List {
-        dir: u64,
-        after: Bytes,
-    },
-    Create {
-        dir: u64,
-        name: Bytes,
-        node: NewNode,
-        new: Attributes,
-        now: Timestamp,
-    },
-    Link {
-        number: u64,
-        place: Place,
-        dir: u64,
-        name: Bytes,
-        now: Timestamp,
-    },
-    Remove {
-        dir: u64,
-        name: Bytes,
-        now: Timestamp,
-    },
-    RemoveDir {
-        dir: u64,
-        name: Bytes,
-        now: Timestamp,
-    },
+    Hello { protocol: u32 },
+    Lookup { dir: u64, name: Bytes },
+    Find { number: u64, place: Place },
+    Parent { dir: u64 },
+    List { dir: u64, after: Bytes },
+    Create { dir: u64, name: Bytes, node: NewNode, new: Attributes, now: Timestamp },
+    Link { number: u64, place: Place, dir: u64, name: Bytes, now: Timestamp },
+    Remove { dir: u64, name: Bytes, now: Timestamp },
+    RemoveDir { dir: u64, name: Bytes, now: Timestamp },
     Rename(RenameRequest),
-    Change {
-        number: u64,
-        place: Place,
-        change: InodeChange,
-        now: Timestamp,
-    },
+    Change { number: u64, place: Place, change: InodeChange, now: Timestamp },
     Sync,
-    Begin {
-        name: String,
-        caller: BatchCaller,
-        subtree: u64,
-        is_atomic: bool,
-    },
-    Commit {
-        batch: u64,
-    },
-    Abort {
-        batch: u64,
-    },
-    Batches {
-        after: u64,
-    },
-    Conflicts {
-        batch: u64,
-        from: u64,
-    },
+    Begin { name: String, caller: BatchCaller, subtree: u64, is_atomic: bool },
+    Commit { batch: u64 },
+    Abort { batch: u64 },
+    Batches { after: u64 },
+    Conflicts { batch: u64, from: u64 },
     Counters,
-    Snapshots {
-        after: u64,
-    },
-    Submit {
-        batch: u64,
-    },
-    BeginForParts {
-        name: String,
-        caller: BatchCaller,
-        subtree: u64,
-        is_atomic: bool,
-    },
-    Join {
-        batch: u64,
-        name: String,
-        caller: BatchCaller,
-    },
-    NextVerification {
-        name: String,
-    },
-    Verdict {
-        verification: u64,
-        result: VerificationResult,
-    },
+    Snapshots { after: u64 },
+    Submit { batch: u64 },
+    BeginForParts { name: String, caller: BatchCaller, subtree: u64, is_atomic: bool },
+    Join { batch: u64, name: String, caller: BatchCaller },
+    NextVerification { name: String },
+    Verdict { verification: u64, result: VerificationResult },
     AuxiliaryServers,
-    Prepare {
-        batch: u64,
-        marker: Marker,
-    },
-    Publish {
-        batch: u64,
-        marker: String,
-    },
-    RollBack {
-        batch: u64,
-        marker: String,
-    },
-    Quotas {
-        from: u64,
-    },
+    Prepare { batch: u64, marker: Marker },
+    Publish { batch: u64, marker: String },
+    RollBack { batch: u64, marker: String },
+    Quotas { from: u64 },
     Quota,
-    SetLimit {
-        subject: QuotaSubject,
-        change: LimitChange,
-    },
-    /// `paths`: `None` for all conflicts of the batch.
-    Resolve {
-        batch: u64,
-        paths: Option<Vec<Bytes>>,
-        resolution: Resolution,
-    },
+    SetLimit { subject: QuotaSubject, change: LimitChange },
+    Resolve { batch: u64, paths: Option<Vec<Bytes>>, resolution: Resolution },
+    Record { batch: u64 },
 }
 
 /// The end of a verification by an auxiliary server.
@@ -237,7 +153,7 @@ pub enum Reply {
     Renamed(Renamed),
     Changed(Inode),
     Done,
-    /// A batch that has begun.
+    /// A batch that has begun, or the record of an open batch.
     Begun(BatchRecord),
     Batch(BatchSummary),
     /// The next batches, and whether they are the last ones.
@@ -318,7 +234,7 @@ impl Request {
             | Request::Quotas { .. }
             | Request::Quota
             | Request::SetLimit { .. }
-            | Request::Resolve { .. }
+            | Request::Record { .. }
             | Request::AuxiliaryServers => true,
             // The name space returns the error for a name that is too long.
             Request::Lookup { .. } | Request::Remove { .. } | Request::RemoveDir { .. } => true,
@@ -340,6 +256,13 @@ impl Request {
             }
             Request::Publish { marker, .. } | Request::RollBack { marker, .. } => {
                 marker.len() <= BLOB_NAME_BYTES_MAX
+            }
+            Request::Resolve { paths, resolution, .. } => {
+                let is_new_path = match resolution {
+                    Resolution::Rename(path) => path.len() <= PATHS_BYTES_MAX,
+                    Resolution::Mine | Resolution::Theirs => true,
+                };
+                is_new_path && paths.as_ref().is_none_or(|paths| are_paths(paths))
             }
             Request::NextVerification { name } => name.len() <= AUXILIARY_NAME_BYTES_MAX,
             Request::Verdict { result, .. } => match result {
@@ -383,6 +306,7 @@ impl Request {
             | Request::Quota
             | Request::SetLimit { .. }
             | Request::Resolve { .. }
+            | Request::Record { .. }
             | Request::RollBack { .. } => {}
         }
     }
@@ -410,6 +334,7 @@ impl Request {
             | Request::Quotas { .. }
             | Request::Quota
             | Request::SetLimit { .. }
+            | Request::Record { .. }
             | Request::RollBack { .. } => true,
             Request::Create { .. }
             | Request::Link { .. }
@@ -425,6 +350,11 @@ impl Request {
             | Request::Verdict { .. } => false,
         }
     }
+}
+
+fn are_paths(paths: &[Bytes]) -> bool {
+    let bytes: usize = paths.iter().map(|Bytes(path)| path.len()).sum();
+    (1..=PATHS_MAX).contains(&paths.len()) && bytes <= PATHS_BYTES_MAX
 }
 
 fn is_place(place: &Place) -> bool {

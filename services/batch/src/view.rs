@@ -95,7 +95,14 @@ pub fn open_batch_of_copy(tables: &dyn TableFiles, number: u64) -> Result<BatchR
         Some(bytes) => ImageCopy::decode(&bytes)?.batches,
         None => Vec::new(),
     };
-    let found = batches.into_iter().find(|batch| batch.number == number);
+    watchable(batches.into_iter().find(|batch| batch.number == number), number)
+}
+
+/// Returns the record of a batch that can be watched.
+///
+/// # Errors
+/// As for [`open_batch_of_copy`].
+pub(crate) fn watchable(found: Option<BatchRecord>, number: u64) -> Result<BatchRecord> {
     let found = found.filter(|batch| batch.state == BatchState::Open || batch.is_open_part());
     if found.as_ref().is_some_and(BatchRecord::has_parts) {
         let source = "it has parts; `quell batch status` lists them, and each can be watched by its number";

@@ -41,7 +41,7 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
     let mut watched = None;
     let mount = WritableMount::create(context, path, &options, || {
         if let BatchMode::Watch { batch } = plan.mode {
-            let batch = Arc::new(WatchedBatch::open(&plan.store, batch)?);
+            let batch = Arc::new(WatchedBatch::open_of(&plan.store, &plan.trust_owners, batch)?);
             let fs = Arc::new(batch.file_system_at(plan.subtree.as_os_str().as_bytes())?);
             watched = Some(batch);
             return Ok(Arc::new(Watched { fs, plan: plan.clone() }) as _);

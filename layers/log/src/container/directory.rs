@@ -36,6 +36,10 @@ const SUPERSEDED_KEPT: usize = 16;
 /// Directories with up to this number of names are read with a single system call.
 const NAMES_READ_AT_ONCE: usize = 100;
 
+/// The largest number of temporary names that are compared with a file. Any user may create such
+/// names.
+const TEMPORARY_NAMES_MAX: usize = 1024;
+
 /// Identifies a container among all existing containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ContainerIdentity {
@@ -427,7 +431,7 @@ impl Container {
     fn keep_if_complete(&self, found: &FoundContainer) -> Result<bool> {
         let Some(access) = none_if_not_found(found.dir.stat(ACCESS))? else { return Ok(false) };
         if access.nlink > 1
-            && let Err(error) = self.remove_temporary_name(access.identity())
+            && let Err(error) = self.remove_temporary_name(&*found.dir)
         {
             tracing::debug!(container = %self.shown_number(), %error, "`access` may keep a second name");
         }
@@ -440,14 +444,19 @@ impl Container {
     /// replacing another one, `access` has a second name for a moment after it was created, and
     /// keeps it if its creator is killed (see [`name_new`]). Locks and changes of attributes fail
     /// while it has two names, because another user may have created one of them.
-    fn remove_temporary_name(&self, access: FileIdentity) -> Result<()> {
+    fn remove_temporary_name(&self, dir: &dyn WritableDir) -> Result<()> {
         // The process's own credentials, because any user may have created the name.
         let _process = assume(None)?;
+        // This node may have cached the link count before the creator removed the name.
+        let access = dir.stat_from_server(ACCESS)?;
+        if access.nlink < 2 {
+            return Ok(());
+        }
         let temporaries = self.stores.temporary_dir(self.home)?;
-        for name in temporaries.names()? {
+        for name in temporaries.names()?.into_iter().take(TEMPORARY_NAMES_MAX) {
             let found = none_if_not_found(temporaries.stat(&name))?;
-            if found.is_some_and(|found| found.identity() == access) {
-                none_if_not_found(temporaries.remove(&name))?;
+            if found.is_some_and(|found| found.identity() == access.identity()) {
+                return none_if_not_found(temporaries.remove(&name)).map(drop);
             }
         }
         Ok(())
