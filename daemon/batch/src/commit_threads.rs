@@ -33,6 +33,8 @@ struct State {
     waiting: FairQueue<Taken<Requester>>,
     /// Whether there are submitted batches that no thread has begun to commit.
     has_submitted: bool,
+    /// A thread commits submitted batches. Others would wait for it.
+    is_committing_submitted: bool,
     is_ending: bool,
 }
 
@@ -44,9 +46,21 @@ enum Work {
     Submitted,
 }
 
+impl State {
+    /// Returns whether a thread is to commit the submitted batches.
+    fn begins_submitted(&self) -> bool {
+        self.has_submitted && !self.is_committing_submitted
+    }
+}
+
 impl CommitQueue {
     fn new(threads: usize) -> CommitQueue {
-        let state = State { waiting: FairQueue::new(threads), has_submitted: false, is_ending: false };
+        let state = State {
+            waiting: FairQueue::new(threads),
+            has_submitted: false,
+            is_committing_submitted: false,
+            is_ending: false,
+        };
         CommitQueue { state: Mutex::new(state), added: Condvar::new() }
     }
 
@@ -72,7 +86,9 @@ impl CommitQueue {
     /// Makes a thread commit the batches that were submitted. If the threads end first, the next
     /// server commits them.
     pub(crate) fn commit_submitted(&self) {
-        lock(&self.state).has_submitted = true;
+        let mut state = lock(&self.state);
+        state.has_submitted = !state.is_ending;
+        drop(state);
         self.added.notify_one();
     }
 
@@ -90,13 +106,20 @@ impl CommitQueue {
     /// Waits for work, and returns it. `None` after `close`.
     fn next(&self) -> Option<Work> {
         let is_waiting =
-            |state: &mut State| !state.waiting.is_ready() && !state.has_submitted && !state.is_ending;
+            |state: &mut State| !state.waiting.is_ready() && !state.begins_submitted() && !state.is_ending;
         let waited = self.added.wait_while(lock(&self.state), is_waiting);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        if std::mem::take(&mut state.has_submitted) {
+        if state.begins_submitted() {
+            (state.has_submitted, state.is_committing_submitted) = (false, true);
             return Some(Work::Submitted);
         }
         state.waiting.take().map(|(user, request)| Work::Request(user, request))
+    }
+
+    /// Records that a thread has committed the submitted batches.
+    fn ended_submitted(&self) {
+        lock(&self.state).is_committing_submitted = false;
+        self.added.notify_all();
     }
 
     /// Records that a thread has executed a request of a user, of whom another request may wait.
@@ -179,7 +202,10 @@ fn run(store: &ServedStore, queue: &CommitQueue) {
                 }
             }
             // The next request that needs the image tries again, and gets the error.
-            Work::Submitted => _ = store.commit_submitted(),
+            Work::Submitted => {
+                let _ = store.commit_submitted();
+                queue.ended_submitted();
+            }
         }
     }
 }

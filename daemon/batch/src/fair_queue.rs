@@ -5,6 +5,8 @@ use std::collections::{HashMap, VecDeque};
 
 /// The largest number of requests that wait.
 const WAITING_MAX: usize = 256;
+/// The largest number of waiting requests that have a user.
+const WAITING_OF_USERS_MAX: usize = 192;
 /// The largest number of waiting requests of one user.
 const WAITING_OF_USER_MAX: usize = 64;
 
@@ -19,7 +21,8 @@ pub(crate) struct FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    /// Returns an empty queue for a number of threads, of which one user can occupy half.
+    /// Returns an empty queue for a number of threads, of which one user can occupy half, rounded
+    /// up.
     pub(crate) fn new(threads: usize) -> FairQueue<T> {
         let running_of_user_max = threads.div_ceil(2);
         FairQueue { waiting: VecDeque::new(), running: HashMap::new(), running_of_user_max }
@@ -28,7 +31,9 @@ impl<T> FairQueue<T> {
     /// Adds a request, or returns it if too many wait.
     pub(crate) fn add(&mut self, user: Option<u32>, request: T) -> Result<(), T> {
         let of_user = self.waiting.iter().filter(|(other, _)| *other == user).count();
-        if self.waiting.len() >= WAITING_MAX || user.is_some() && of_user >= WAITING_OF_USER_MAX {
+        let of_users = self.waiting.iter().filter(|(other, _)| other.is_some()).count();
+        let is_refused = of_user >= WAITING_OF_USER_MAX || of_users >= WAITING_OF_USERS_MAX;
+        if self.waiting.len() >= WAITING_MAX || user.is_some() && is_refused {
             return Err(request);
         }
         self.waiting.push_back((user, request));
@@ -102,13 +107,18 @@ mod tests {
     }
 
     #[test]
-    fn one_user_cannot_fill_the_queue() {
+    fn neither_one_user_nor_all_users_can_fill_the_queue() {
         let mut queue = FairQueue::new(1);
-        for number in 0..WAITING_OF_USER_MAX {
-            queue.add(Some(1), number).unwrap();
+        let mut number = 0;
+        for user in 1..=3 {
+            for _ in 0..WAITING_OF_USER_MAX {
+                queue.add(Some(user), number).unwrap();
+                number += 1;
+            }
+            assert_eq!(queue.add(Some(user), 1000), Err(1000));
         }
-        assert_eq!(queue.add(Some(1), 1000), Err(1000));
-        for number in WAITING_OF_USER_MAX..WAITING_MAX {
+        assert_eq!(queue.add(Some(4), 1000), Err(1000));
+        for number in number..WAITING_MAX {
             queue.add(None, number).unwrap();
         }
         assert_eq!((queue.add(None, 1000), queue.add(Some(2), 1001)), (Err(1000), Err(1001)));

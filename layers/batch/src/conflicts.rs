@@ -30,7 +30,7 @@ impl BatchStore {
         how: &Resolution,
     ) -> Result<Resolved> {
         let guard = self.primary().try_lock_commit(number).ok_or_else(|| Error {
-            source: Some("another command is resolving its conflicts; repeat the command".into()),
+            source: Some("another command commits, aborts or resolves it; repeat the command".into()),
             ..Error::new(ErrorKind::Busy, "use batch", number.to_string())
         })?;
         let path_of_name = |dir: u64, name: &[u8]| path_of_name(path_of(names, dir), dir, name);
@@ -89,12 +89,11 @@ fn resolve_one(
     let Some(kept) = &conflict.kept_as else { return Ok(*how == Resolution::Theirs) };
     let at_kept = number_at(names, kept.dir, &kept.name)?;
     if at_kept != Some(kept.inode) {
-        // The kept entry was removed or renamed, so the conflict is resolved already. If this
-        // process was interrupted after it had exchanged the two, the other entry is left.
         let at_name = || number_at(names, conflict.dir, &conflict.name);
-        if at_kept.is_some() && *how == Resolution::Mine && at_name()? == Some(kept.inode) {
-            remove_tree_as((names, caller), kept.dir, &kept.name)?;
+        if at_kept.is_some() && at_name()? == Some(kept.inode) {
+            return Err(exchanged(kept));
         }
+        // The kept entry was removed or renamed, so the conflict is resolved already.
         return Ok(true);
     }
     match how {
@@ -115,6 +114,18 @@ fn resolve_one(
         tracing::debug!(%error, "a directory for entries in conflict remains");
     }
     Ok(true)
+}
+
+/// Returns the error for a conflict whose two entries were exchanged. A replacement that was
+/// interrupted leaves this state, but the entry at the name of the kept one may also be any other
+/// entry, so it is not removed.
+fn exchanged(kept: &Kept) -> Error {
+    let name = quell_vfs::printable(&kept.name);
+    let reason = format!(
+        "the entry of the batch has this name already, and another entry has the name {name}: a replacement was \
+         interrupted, or the names were exchanged; remove or rename that entry, then repeat the command"
+    );
+    Error { source: Some(reason.into()), ..Error::new(ErrorKind::Exists, "resolve", &kept.name) }
 }
 
 /// Returns the inode number of the entry at a name.
@@ -147,8 +158,7 @@ fn replace(
     if is_dir && let Some(caller) = caller {
         check_removable(names, caller, to.0, to.1)?;
     }
-    // A rename cannot replace a directory that is not empty, or one kind by the other. If this
-    // process ends before the other entry is removed, the next attempt removes it.
+    // A rename cannot replace a directory that is not empty, or one kind by the other.
     names.rename(from, to, Rename::Exchange, now())?;
     remove_tree(names, from.0, from.1)
 }
@@ -191,7 +201,14 @@ fn check_removable(names: &dyn NameSpace, caller: &BatchCaller, dir: u64, name: 
         loop {
             let page = next_names(names, found.inode.number, &after)?;
             let Some((last, ..)) = page.last() else { break };
-            if !caller.may_empty(&found.inode) {
+            let mut is_permitted = caller.may_list_and_change(&found.inode);
+            if caller.needs_ownership(&found.inode) {
+                for (entry, ..) in &page {
+                    let entry = names.lookup(found.inode.number, entry)?;
+                    is_permitted &= entry.is_none_or(|entry| caller.may_remove(&found.inode, &entry.inode));
+                }
+            }
+            if !is_permitted {
                 let source = Some("it has entries that the user must not remove".into());
                 return Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "remove", name) });
             }
@@ -201,18 +218,6 @@ fn check_removable(names: &dyn NameSpace, caller: &BatchCaller, dir: u64, name: 
         }
     }
     Ok(())
-}
-
-/// Removes an entry and everything below it if the user may remove all of it.
-fn remove_tree_as(
-    (names, caller): (&dyn NameSpace, Option<&BatchCaller>),
-    dir: u64,
-    name: &[u8],
-) -> Result<()> {
-    if let Some(caller) = caller {
-        check_removable(names, caller, dir, name)?;
-    }
-    remove_tree(names, dir, name)
 }
 
 /// Removes an entry, and everything below it. The data files remain until the garbage collection

@@ -307,10 +307,10 @@ impl Remote {
         };
         let Some(paths) = paths else { return resolve(None) };
         let mut sum = Resolved::default();
-        let mut rest: Vec<_> = paths.iter().collect();
-        rest.sort_unstable();
-        rest.dedup();
-        let mut rest = &rest[..];
+        let mut paths: Vec<_> = paths.iter().collect();
+        paths.sort_unstable();
+        paths.dedup();
+        let mut rest = &paths[..];
         while !rest.is_empty() {
             let mut bytes = 0;
             let next = rest.iter().take(PATHS_MAX).take_while(|path| {
@@ -319,8 +319,22 @@ impl Remote {
             });
             // The server refuses a path that is longer than the limit.
             let (next, later) = rest.split_at(next.count().max(1));
-            let next = next.iter().map(|path| Bytes((*path).clone())).collect();
-            let Resolved { resolved, not_kept } = resolve(Some(next))?;
+            let next: Vec<_> = next.iter().map(|path| Bytes((*path).clone())).collect();
+            let deadline = Instant::now() + CALL_LIMIT;
+            let Resolved { resolved, not_kept } = loop {
+                match resolve(Some(next.clone())) {
+                    // Another command uses the batch. The conflicts of the earlier requests are
+                    // resolved, so the user could not repeat this command.
+                    Err(error)
+                        if error.kind == ErrorKind::Busy
+                            && rest.len() < paths.len()
+                            && Instant::now() < deadline =>
+                    {
+                        std::thread::sleep(PAUSE);
+                    }
+                    resolved => break resolved?,
+                }
+            };
             sum.resolved += resolved;
             sum.not_kept += not_kept;
             rest = later;

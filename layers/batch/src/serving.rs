@@ -55,7 +55,7 @@ const KINDS: [&str; 33] = [
     "resolve",
     "record",
 ];
-/// The numbers of the requests that wait for the lock of a batch, which a commit has for minutes.
+/// The numbers of the requests that take the lock of a batch, which a commit has for minutes.
 const LOCK_BATCH: [u32; 7] = [13, 14, 19, 25, 26, 27, 31];
 
 /// The user whose request is executed.

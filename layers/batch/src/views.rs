@@ -17,6 +17,7 @@ use crate::file_system::BatchFs;
 use crate::random::random_number;
 use crate::remote::Remote;
 use crate::store_dir::{NEW_VIEW, StoreDir, VIEW, VIEW_REQUEST, remove_if_present};
+use crate::store_lock::LOCK;
 use crate::subtree::{check_depth, dir_at, tree_below};
 
 /// The largest view that is read, in bytes.
@@ -179,12 +180,25 @@ impl WatchedBatch {
         self.dir.file_system(tree_below(self.names.clone(), top), 0)
     }
 
+    /// Opens the directory with the views.
+    ///
+    /// # Errors
+    /// `NotFound` if the batch has ended; the errors of files.
+    fn files(&self) -> Result<PosixDir> {
+        let files = self.dir.batch(self.record.number)?.files;
+        if self.dir.owner().is_some() {
+            // The directory remains if it has data files.
+            files.stat(LOCK)?;
+        }
+        Ok(files)
+    }
+
     /// Requests a newer view from the process of the batch, which answers within about ten seconds.
     ///
     /// # Errors
     /// `NotFound` if the batch has ended; the errors of files.
     pub fn request(&self) -> Result<ViewRequest> {
-        let files = self.dir.batch(self.record.number)?.files;
+        let files = self.files()?;
         let replaced = read_request(&files)?;
         let existing = read_view(&files)?.map_or(0, |view| view.number);
         let file = match files.create_file(VIEW_REQUEST, 0o600) {
@@ -209,9 +223,9 @@ impl WatchedBatch {
     pub fn refresh(&self) -> Result<Refreshed> {
         let mut shown = lock(&self.shown);
         for _ in 0..ATTEMPTS {
-            let files = match self.dir.batch(self.record.number) {
+            let files = match self.files() {
                 Err(error) if error.kind == ErrorKind::NotFound => return Ok(Refreshed::Ended),
-                batch => batch?.files,
+                files => files?,
             };
             let view = match read_view(&files)? {
                 Some(view) if shown.is_none_or(|shown| view.number > shown.number) => view,

@@ -615,7 +615,7 @@ fn a_user_resolves_conflicts_with_the_permissions_of_the_user() {
         let (number, place, now) = (fixture.dir, Place::Dir(fixture.dir), Timestamp(7, 8));
         fixture.call(&Requester::Owner, &Request::Change { number, place, change, now }).unwrap();
     };
-    // In a directory with the sticky bit, a user can rename and remove only the own entries.
+    // In a directory with the sticky bit, users can rename and remove only their own entries.
     change(0o1777, USER + 1);
     assert!(resolve(None, Resolution::Mine).is_err());
     assert_eq!((owner_of("1"), owner_of("2")), (Some(USER + 1), Some(USER + 1)));
@@ -676,7 +676,8 @@ fn a_directory_of_others_is_replaced_only_if_the_user_may_remove_all_of_it() {
         }
     };
     assert_eq!(found("0"), Some(top));
-    // An exchange that was interrupted before the other directory was removed is completed.
+    // A replacement was interrupted before the other directory was removed, or the user has
+    // exchanged the two.
     let kept = format!("0.quell-conflict-{batch}-1");
     let file = found(&kept);
     let exchange = RenameRequest {
@@ -688,12 +689,22 @@ fn a_directory_of_others_is_replaced_only_if_the_user_may_remove_all_of_it() {
         now: Timestamp(7, 8),
     };
     fixture.as_user(&Request::Rename(exchange)).unwrap();
-    assert_eq!(mine(), Err(ErrorKind::PermissionDenied));
+    for resolution in [Resolution::Mine, Resolution::Theirs, Resolution::Rename(b"/new".to_vec())] {
+        let request = Request::Resolve { batch, paths: None, resolution };
+        assert_eq!(fixture.as_user(&request).unwrap_err(), ErrorKind::Exists);
+    }
     assert_eq!([top, own, closed].map(names_of), [2, 1, 1]);
-    let remove = Request::Remove { dir: closed, name: Bytes(b"file".to_vec()), now: Timestamp(7, 8) };
-    fixture.call(&Requester::Owner, &remove).unwrap();
+    let aside = RenameRequest {
+        from_dir: fixture.dir,
+        from: Bytes(kept.clone().into()),
+        to_dir: fixture.dir,
+        to: Bytes(b"aside".to_vec()),
+        mode: Rename::Keep,
+        now: Timestamp(7, 8),
+    };
+    fixture.as_user(&Request::Rename(aside)).unwrap();
     assert_eq!(mine(), Ok(()));
-    assert_eq!((found("0"), found(&kept)), (file, None));
+    assert_eq!((found("0"), found(&kept), found("aside")), (file, None, Some(top)));
     let list = fixture.as_user(&Request::Conflicts { batch, from: 0 });
     assert_eq!(list, Ok(Reply::Conflicts { conflicts: Vec::new(), is_last: true }));
 }

@@ -43,14 +43,19 @@ impl BatchCaller {
     }
 
     /// Returns whether the sticky bit of a directory lets the caller remove or rename an entry.
-    pub(crate) fn may_remove(&self, dir: &Inode, entry: &Inode) -> bool {
-        let owns = self.uid == 0 || self.uid == dir.uid || self.uid == entry.uid;
-        dir.mode & STICKY == 0 || owns
+    pub fn may_remove(&self, dir: &Inode, entry: &Inode) -> bool {
+        !self.needs_ownership(dir) || self.owns(entry)
     }
 
-    /// Returns whether the caller may remove all entries of a directory.
-    pub fn may_empty(&self, dir: &Inode) -> bool {
-        self.has_access(dir, READ) && self.may_change_names(dir) && (dir.mode & STICKY == 0 || self.owns(dir))
+    /// Returns whether the caller may list a directory and change its names.
+    pub fn may_list_and_change(&self, dir: &Inode) -> bool {
+        self.has_access(dir, READ) && self.may_change_names(dir)
+    }
+
+    /// Returns whether the caller can remove and rename only the own entries of a directory,
+    /// because of its sticky bit.
+    pub fn needs_ownership(&self, dir: &Inode) -> bool {
+        dir.mode & STICKY != 0 && !self.owns(dir)
     }
 
     /// Returns whether the caller may give a file another name, as the kernel decides with
