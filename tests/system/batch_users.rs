@@ -189,7 +189,7 @@ fn a_batch_of_another_user_is_committed_by_the_server() {
     let watch =
         |number| fixture.quell(USER, &["batch", "watch", store, number, "--trust-owner", "1", "--list"]);
     assert_eq!(watch("3").expect(0).text().split_whitespace().collect::<Vec<_>>(), ["6", "/run/same"]);
-    watch("2").expect(3).says("it is not open");
+    watch("2").expect(2).says("it is not open");
     let ended = fixture.umount(USER, &job).expect(0);
     let conflicts = ["batch", "conflicts", store, "3", "--trust-owner", "1"];
     assert!(ended.err.contains("1 conflict"), "{}", ended.err);
