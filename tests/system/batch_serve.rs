@@ -70,6 +70,7 @@ fn several_mounts_and_batches_use_one_server() {
     };
     let expected = "/dir/same was created by others meanwhile; kept as /dir/same.quell-conflict-2-1\n";
     assert_eq!(conflicts(&[]).expect(1).text(), expected);
+    conflicts(&["--keep", "mine", "/other"]).expect(2).says("/other: the batch has no such conflict");
     assert_eq!(conflicts(&["--keep", "mine", "/dir/same"]).expect(0).text(), "");
     assert_eq!(conflicts(&[]).expect(0).text(), "");
     assert_eq!(fs::read_to_string(two.point.join("dir/same")).unwrap(), "of the batch");

@@ -9,7 +9,7 @@ use quell_batch_service::{
     SnapshotSummary,
 };
 use quell_threads::lock;
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::{Error, ErrorKind, Result, printable};
 use quell_wire::{Failure, decode, decode_first, encode};
 use serde::Serialize;
 
@@ -247,7 +247,8 @@ impl ServedStore {
                     Requester::User(caller) => Some(caller),
                 };
                 let (names, paths) = ((&*names, caller), paths.as_deref());
-                Reply::Resolved(self.store.resolve(names, batch, paths, &resolution)?)
+                let resolved = self.store.resolve(names, batch, paths, &resolution);
+                Reply::Resolved(resolved.map_err(with_subject)?)
             }
             Request::Snapshots { after } => {
                 let snapshots = self.store.primary().snapshots()?.into_iter();
@@ -360,6 +361,16 @@ impl Requester {
 fn refuse_verifier() -> Error {
     let source = Some("only an auxiliary server, which proves the commit key, verifies batches".into());
     Error { source, ..Error::new(ErrorKind::PermissionDenied, "execute a request", "") }
+}
+
+/// Adds the subject of an error to its reason, because a reply has no subject.
+fn with_subject(error: Error) -> Error {
+    let subject = printable(&error.subject);
+    let reason = match &error.source {
+        Some(source) => format!("{subject}: {source}"),
+        None => subject.to_string(),
+    };
+    Error { source: Some(reason.into()), ..error }
 }
 
 /// Returns the first items that fit into a reply, and whether they are all items.
