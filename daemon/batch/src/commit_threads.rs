@@ -69,10 +69,7 @@ impl CommitQueue {
     /// # Errors
     /// The request is returned if too many wait already, or the threads end.
     pub(crate) fn add(&self, request: Taken<Requester>) -> Result<(), Refused> {
-        let user = match &*request.rights {
-            Requester::Owner => None,
-            Requester::User(caller) => Some(caller.uid),
-        };
+        let user = request.rights.caller().map(|caller| caller.uid);
         let mut state = lock(&self.state);
         if state.is_ending {
             return Err(Refused { request, reason: SERVER_ENDS });

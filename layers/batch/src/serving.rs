@@ -180,16 +180,16 @@ impl ServedStore {
             Request::Change { now, .. } => Some((*now).into()),
             _ => None,
         };
-        if let Requester::User(_) = requester {
+        if requester.caller().is_some() {
             // The client is not trusted, and the clock of its node may differ from this one.
             request.set_time(now().into());
         }
         if uses_image(&request) {
             self.commit_submitted()?;
         }
-        let names = match requester {
-            Requester::Owner => self.store.primary().name_space(),
-            Requester::User(caller) => self.store.primary().name_space_of(caller, stated),
+        let names = match requester.caller() {
+            None => self.store.primary().name_space(),
+            Some(caller) => self.store.primary().name_space_of(caller, stated),
         };
         Ok(match request {
             Request::Hello { protocol: PROTOCOL } => {
@@ -242,11 +242,7 @@ impl ServedStore {
             Request::Resolve { batch, paths, resolution } => {
                 let paths: Option<Vec<_>> =
                     paths.map(|paths| paths.into_iter().map(|Bytes(path)| path).collect());
-                let caller = match requester {
-                    Requester::Owner => None,
-                    Requester::User(caller) => Some(caller),
-                };
-                let (names, paths) = ((&*names, caller), paths.as_deref());
+                let (names, paths) = ((&*names, requester.caller()), paths.as_deref());
                 let resolved = self.store.resolve(names, batch, paths, &resolution);
                 Reply::Resolved(resolved.map_err(with_subject)?)
             }
@@ -287,7 +283,7 @@ impl ServedStore {
     /// Checks the rights of a user, except for the permissions of entries, which the name space
     /// checks. Only its user may end a batch.
     fn check_rights(&self, requester: &Requester, request: &Request) -> Result<()> {
-        let Requester::User(caller) = requester else { return Ok(()) };
+        let Some(caller) = requester.caller() else { return Ok(()) };
         let refuse = |reason: &str| {
             let source = Some(reason.to_owned().into());
             Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "execute a request", "") })
@@ -345,15 +341,20 @@ impl Requester {
         }
     }
 
+    /// Returns the user, whose permissions are to be checked. `None` for the owner of the store.
+    pub fn caller(&self) -> Option<&BatchCaller> {
+        match self {
+            Requester::Owner => None,
+            Requester::User(caller) => Some(caller),
+        }
+    }
+
     fn may_end(&self, record: &BatchRecord) -> bool {
         self.is(record.caller.uid)
     }
 
     fn is(&self, uid: u32) -> bool {
-        match self {
-            Requester::Owner => true,
-            Requester::User(caller) => caller.uid == uid,
-        }
+        self.caller().is_none_or(|caller| caller.uid == uid)
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use quell_batch::{AuxiliaryServer, BatchStore, Marker, Requester, ServedStore, fsck};
 use quell_batch_service::{
-    Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, InodeChange, Limit,
+    Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, Inode, InodeChange, Limit,
     LimitChange, MEMORY_BYTES, NameSpace, NewNode, PROTOCOL, Place, PrivateEntries, ProofForm, Quota,
     QuotaSubject, ROOT, RenameRequest, Reply, Request, Resolution, Resolved, SummaryState, TableDir,
     Timestamp, Usage, VerificationResult,
@@ -73,13 +73,43 @@ impl Fixture {
     }
 
     fn make_dir(&self, name: &str, permissions: u32, uid: u32) -> u64 {
+        self.create((ROOT, name), NewNode::Dir, permissions, uid)
+    }
+
+    /// Creates an entry with the rights of the owner of the store.
+    fn create(&self, (dir, name): (u64, &str), node: NewNode, permissions: u32, uid: u32) -> u64 {
         let new = Attributes { permissions, uid, gid: uid };
         let (name, now) = (Bytes(name.into()), Timestamp(7, 8));
-        let create = Request::Create { dir: ROOT, name, node: NewNode::Dir, new, now };
+        let create = Request::Create { dir, name, node, new, now };
         match self.call(&Requester::Owner, &create) {
             Ok(Reply::Found(Some(found))) => found.inode.number,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Returns the entry at a name of the directory of the user.
+    fn lookup(&self, name: &str) -> Option<Inode> {
+        match self.as_user(&Request::Lookup { dir: self.dir, name: Bytes(name.into()) }) {
+            Ok(Reply::Found(found)) => found.map(|found| found.inode),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Renames an entry of the directory of the user within this directory.
+    fn rename(&self, from: &str, to: &str, mode: Rename) {
+        let (from_dir, to_dir, now) = (self.dir, self.dir, Timestamp(7, 8));
+        let (from, to) = (Bytes(from.into()), Bytes(to.into()));
+        let rename = RenameRequest { from_dir, from, to_dir, to, mode, now };
+        assert!(matches!(self.as_user(&Request::Rename(rename)), Ok(Reply::Renamed(_))));
+    }
+
+    /// Resolves the conflict of a batch at a path, or all of its conflicts.
+    fn resolve(&self, batch: u64, path: Option<&str>, resolution: Resolution) -> Result<Resolved, ErrorKind> {
+        let paths = path.map(|path| vec![Bytes(path.into())]);
+        self.as_user(&Request::Resolve { batch, paths, resolution }).map(|reply| match reply {
+            Reply::Resolved(resolved) => resolved,
+            other => panic!("{other:?}"),
+        })
     }
 
     fn begin(&self) -> BatchRecord {
@@ -119,8 +149,12 @@ impl Fixture {
     }
 
     fn files(&self) -> u64 {
-        let list = Request::List { dir: self.dir, after: Bytes(Vec::new()) };
-        match self.as_user(&list) {
+        self.names_of(&self.user, self.dir)
+    }
+
+    /// Returns the number of names of a directory.
+    fn names_of(&self, requester: &Requester, dir: u64) -> u64 {
+        match self.call(requester, &Request::List { dir, after: Bytes(Vec::new()) }) {
             Ok(Reply::Names { names, .. }) => names.len() as u64,
             other => panic!("{other:?}"),
         }
@@ -580,28 +614,12 @@ fn a_user_resolves_conflicts_with_the_permissions_of_the_user() {
     let fixture = Fixture::new();
     let (record, _) = fixture.submitted();
     let batch = record.number;
-    let of_others = |name: &str| {
-        let new = Attributes { permissions: 0o644, uid: USER + 1, gid: USER + 1 };
-        let (name, now) = (Bytes(name.into()), Timestamp(7, 8));
-        let create = Request::Create { dir: fixture.dir, name, node: NewNode::File, new, now };
-        fixture.call(&Requester::Owner, &create).unwrap();
-    };
-    ["0", "1", "2"].into_iter().for_each(of_others);
+    for name in ["0", "1", "2"] {
+        fixture.create((fixture.dir, name), NewNode::File, 0o644, USER + 1);
+    }
     assert_eq!(fixture.commit(batch), Ok(SummaryState::Committed { entries: 100, conflicts: 3 }));
-    let resolve = |path: Option<&str>, resolution: Resolution| {
-        let paths = path.map(|path| vec![Bytes(path.into())]);
-        fixture.as_user(&Request::Resolve { batch, paths, resolution }).map(|reply| match reply {
-            Reply::Resolved(resolved) => resolved,
-            other => panic!("{other:?}"),
-        })
-    };
-    let owner_of = |name: &str| {
-        let name = Bytes(name.into());
-        match fixture.as_user(&Request::Lookup { dir: fixture.dir, name }) {
-            Ok(Reply::Found(found)) => found.map(|found| found.inode.uid),
-            other => panic!("{other:?}"),
-        }
-    };
+    let resolve = |path: Option<&str>, resolution| fixture.resolve(batch, path, resolution);
+    let owner_of = |name: &str| fixture.lookup(name).map(|inode| inode.uid);
     let one = Ok(Resolved { resolved: 1, not_kept: 0 });
     assert_eq!(resolve(Some("/of-the-user/0"), Resolution::Mine), one);
     assert_eq!(owner_of("0"), Some(USER));
@@ -638,14 +656,8 @@ fn a_directory_of_others_is_replaced_only_if_the_user_may_remove_all_of_it() {
     }
     let fixture = Fixture::new();
     let (record, _) = fixture.submitted();
-    let create = |dir: u64, name: &str, node: NewNode, uid: u32| {
-        let new = Attributes { permissions: 0o755, uid, gid: uid };
-        let (name, now) = (Bytes(name.into()), Timestamp(7, 8));
-        match fixture.call(&Requester::Owner, &Request::Create { dir, name, node, new, now }) {
-            Ok(Reply::Found(Some(found))) => found.inode.number,
-            other => panic!("{other:?}"),
-        }
-    };
+    let create =
+        |dir: u64, name: &str, node: NewNode, uid: u32| fixture.create((dir, name), node, 0o755, uid);
     // The directory of others has a directory that the user could empty, and one that belongs to
     // others.
     let top = create(fixture.dir, "0", NewNode::Dir, USER);
@@ -655,54 +667,22 @@ fn a_directory_of_others_is_replaced_only_if_the_user_may_remove_all_of_it() {
     create(closed, "file", NewNode::File, USER + 1);
     let batch = record.number;
     assert_eq!(fixture.commit(batch), Ok(SummaryState::Committed { entries: 100, conflicts: 1 }));
-    let names_of = |dir: u64| {
-        let list = Request::List { dir, after: Bytes(Vec::new()) };
-        match fixture.call(&Requester::Owner, &list) {
-            Ok(Reply::Names { names, .. }) => names.len(),
-            other => panic!("{other:?}"),
-        }
-    };
-    let mine = || {
-        let request = Request::Resolve { batch, paths: None, resolution: Resolution::Mine };
-        fixture.as_user(&request).map(|_| ())
-    };
+    let names_of = |dir: u64| fixture.names_of(&Requester::Owner, dir);
+    let mine = || fixture.resolve(batch, None, Resolution::Mine).map(drop);
     assert_eq!(mine(), Err(ErrorKind::PermissionDenied));
     assert_eq!([top, own, closed].map(names_of), [2, 1, 1], "nothing is removed");
-    let found = |name: &str| {
-        let lookup = Request::Lookup { dir: fixture.dir, name: Bytes(name.into()) };
-        match fixture.as_user(&lookup) {
-            Ok(Reply::Found(found)) => found.map(|found| found.inode.number),
-            other => panic!("{other:?}"),
-        }
-    };
+    let found = |name: &str| fixture.lookup(name).map(|inode| inode.number);
     assert_eq!(found("0"), Some(top));
     // A replacement was interrupted before the other directory was removed, or the user has
     // exchanged the two.
     let kept = format!("0.quell-conflict-{batch}-1");
     let file = found(&kept);
-    let exchange = RenameRequest {
-        from_dir: fixture.dir,
-        from: Bytes(kept.clone().into()),
-        to_dir: fixture.dir,
-        to: Bytes(b"0".to_vec()),
-        mode: Rename::Exchange,
-        now: Timestamp(7, 8),
-    };
-    fixture.as_user(&Request::Rename(exchange)).unwrap();
+    fixture.rename(&kept, "0", Rename::Exchange);
     for resolution in [Resolution::Mine, Resolution::Theirs, Resolution::Rename(b"/new".to_vec())] {
-        let request = Request::Resolve { batch, paths: None, resolution };
-        assert_eq!(fixture.as_user(&request).unwrap_err(), ErrorKind::Exists);
+        assert_eq!(fixture.resolve(batch, None, resolution), Err(ErrorKind::Exists));
     }
     assert_eq!([top, own, closed].map(names_of), [2, 1, 1]);
-    let aside = RenameRequest {
-        from_dir: fixture.dir,
-        from: Bytes(kept.clone().into()),
-        to_dir: fixture.dir,
-        to: Bytes(b"aside".to_vec()),
-        mode: Rename::Keep,
-        now: Timestamp(7, 8),
-    };
-    fixture.as_user(&Request::Rename(aside)).unwrap();
+    fixture.rename(&kept, "aside", Rename::Keep);
     assert_eq!(mine(), Ok(()));
     assert_eq!((found("0"), found(&kept), found("aside")), (file, None, Some(top)));
     let list = fixture.as_user(&Request::Conflicts { batch, from: 0 });
@@ -735,9 +715,8 @@ fn conflicts_are_resolved_although_their_directory_cannot_be_removed() {
     owner(&Request::Change { number: ROOT, place: Place::Dir(ROOT), change, now });
     let committed = fixture.commit(batch);
     assert_eq!(committed, Ok(SummaryState::Committed { entries: 100, conflicts: 100 }));
-    let request = Request::Resolve { batch, paths: None, resolution: Resolution::Theirs };
     let resolved = Resolved { resolved: 100, not_kept: 0 };
-    assert_eq!(fixture.as_user(&request), Ok(Reply::Resolved(resolved)));
+    assert_eq!(fixture.resolve(batch, None, Resolution::Theirs), Ok(resolved));
     let name = Bytes(format!("quell-conflicts-{batch}").into());
     assert!(matches!(owner(&Request::Lookup { dir: ROOT, name }), Reply::Found(Some(_))));
 }
