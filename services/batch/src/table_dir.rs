@@ -5,7 +5,10 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 
 use quell_vfs::{Error, ErrorKind, Result};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fchmod, fstat, fsync, openat, renameat, unlinkat};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, XattrFlags, fchmod, fsetxattr, fstat, fsync, openat, renameat,
+    unlinkat,
+};
 use rustix::io::Errno;
 
 use crate::files::TableFiles;
@@ -22,6 +25,8 @@ pub struct TableDir {
     dir: OwnedFd,
     /// The mode of new tables.
     permissions: u32,
+    /// The access control list of new tables.
+    access_list: Option<Vec<u8>>,
 }
 
 /// The mode of a file that only its owner can read.
@@ -35,7 +40,14 @@ impl TableDir {
 
     /// Returns the tables in an open directory, where new tables get the mode `permissions`.
     pub fn with_permissions(dir: OwnedFd, permissions: u32) -> TableDir {
-        TableDir { dir, permissions }
+        TableDir { dir, permissions, access_list: None }
+    }
+
+    /// Returns the tables in an open directory. Besides their owner, only the users of this access
+    /// control list can read new tables. The list has the form of the extended attribute
+    /// `system.posix_acl_access`.
+    pub fn with_access_list(dir: OwnedFd, list: Vec<u8>) -> TableDir {
+        TableDir { dir, permissions: PRIVATE, access_list: Some(list) }
     }
 
     /// Returns the name of the file of a table.
@@ -72,6 +84,10 @@ impl TableFiles for TableDir {
         if self.permissions != PRIVATE {
             let permissions = Mode::from_raw_mode(self.permissions);
             fchmod(&file, permissions).map_err(|error| failed(error, "set the permissions of", &name))?;
+        }
+        if let Some(list) = &self.access_list {
+            fsetxattr(&file, "system.posix_acl_access", list, XattrFlags::empty())
+                .map_err(|error| failed(error, "set the access control list of", &name))?;
         }
         Ok(file)
     }
