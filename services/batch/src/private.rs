@@ -4,6 +4,7 @@
 //! batch. Nothing is requested from a server: inode numbers come from a range that belongs to the
 //! batch.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -173,6 +174,46 @@ impl PrivateEntries {
             },
             _ => Ok(()),
         })
+    }
+
+    /// Returns the inodes of the snapshot that the batch has changed, if `is_wanted` returns `true`
+    /// for the changed one, each as it is in the snapshot and as it is in the batch.
+    ///
+    /// # Errors
+    /// The errors of the tables.
+    pub fn changed_inodes(&self, is_wanted: impl Fn(&Inode) -> bool) -> Result<Vec<(Inode, Inode)>> {
+        let mut wanted: HashMap<u64, (Option<Inode>, Inode)> = HashMap::new();
+        self.changes(|key, value| {
+            if !value.is_empty()
+                && let Entry::Inode(inode) = Entry::decode(value)?
+                && is_wanted(&inode)
+            {
+                let before = self.inode_in_snapshot(key)?.filter(|before| before.number == inode.number);
+                wanted.insert(inode.number, (before, inode));
+            }
+            Ok(())
+        })?;
+        if wanted.values().any(|(before, _)| before.is_none()) {
+            // A file that was renamed or linked has another key in the snapshot, which the batch
+            // has changed as well.
+            self.changes(|key, _| {
+                if let Some(inode) = self.inode_in_snapshot(key)?
+                    && let Some((before @ None, _)) = wanted.get_mut(&inode.number)
+                {
+                    *before = Some(inode);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(wanted.into_values().filter_map(|(before, after)| Some((before?, after))).collect())
+    }
+
+    fn inode_in_snapshot(&self, key: &[u8]) -> Result<Option<Inode>> {
+        let Some(value) = self.in_snapshot(key)? else { return Ok(None) };
+        match Entry::decode(&value)? {
+            Entry::Inode(inode) => Ok(Some(inode)),
+            Entry::Dir { .. } | Entry::Link { .. } => Ok(None),
+        }
     }
 
     /// Returns the directory that contained a directory in the snapshot, and its name there; `None`
