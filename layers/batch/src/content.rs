@@ -247,21 +247,27 @@ impl Shared {
             if matches!(inode.content, Content::File(file) if self.data.is_own(file)) {
                 return self.note_and_keep_writes(node, state, inode);
             }
-            let (file, data) = self.data.create(node.number)?;
+            let (file, data) = self.data.create(&inode)?;
             let filled = self.copy_content(&inode, &*data).and_then(|()| write_pending(state, &*data));
             let unsent = state.unsent();
             let size = FileSize::GrownTo(unsent.map_or(0, |unsent| unsent.end));
-            let replace = DataChange::Replace { expected: inode.content, new: Content::File(file), size };
+            let replace =
+                DataChange::Replace { expected: inode.content.clone(), new: Content::File(file), size };
             let modified = unsent.map_or(inode.modified, |unsent| unsent.written.into());
             let change =
                 InodeChange { data: Some(replace), modified: Some(modified), ..InodeChange::default() };
             let error = match filled {
                 Ok(()) => match self.change(node, &change) {
-                    Ok(inode) => {
+                    Ok(changed) => {
                         state.sent();
-                        state.note(inode);
+                        state.note(changed.clone());
                         state.data = Some(Arc::new(Handle::Own(data)));
-                        return Ok(());
+                        // Another client may have changed the permissions after they were read for
+                        // the new data file.
+                        return match self.data.have_equal_readers(&inode, &changed) {
+                            true => Ok(()),
+                            false => self.set_readers(node, changed).map(drop),
+                        };
                     }
                     Err(error) if matches!(error.kind, ErrorKind::Conflict | ErrorKind::Quota) => error,
                     // A private name space denies a change before it executes it.

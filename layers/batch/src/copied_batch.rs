@@ -10,6 +10,7 @@ use quell_batch_service::{BatchRecord, BatchState, Certificate, TableFiles};
 use quell_vfs::{Error, ErrorKind, Result};
 use rustix::fs::{SeekFrom, seek};
 
+use crate::access_list::FileAccess;
 use crate::incoming::{open_batch_dir, open_file, refused};
 use crate::store_dir::{
     BatchDir, CERTIFICATE, CERTIFICATE_BYTES_MAX, INCOMING, StoreDir, remove_if_present, write_certificate,
@@ -57,7 +58,7 @@ pub(crate) fn copy_batch(store: &StoreDir, record: &BatchRecord, to: &BatchDir, 
     }
     remove_copy(to)?;
     let copied = copy_tables(&from, uid, &numbers, to, syncs);
-    let copied = copied.and_then(|()| write_certificate(&to.files, &bytes, 0o600));
+    let copied = copied.and_then(|()| write_certificate(&to.files, &bytes, &FileAccess::Mode(0o600)));
     copied.or_else(|error| remove_copy(to).and(Err(error)))
 }
 

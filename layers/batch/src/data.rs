@@ -8,10 +8,12 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
-use quell_batch_service::{Content, DataFile};
+use quell_batch_service::{Content, DataFile, Inode};
 use quell_posix::{OpenFile, PosixDir, WritableDir, WritableFile};
 use quell_vfs::{Error, ErrorKind, Result, Space};
+use rustix::process::geteuid;
 
+use crate::access_list::{FileAccess, PrivateStore};
 use crate::adopted::{AdoptedHandle, AdoptedTree};
 use crate::data_names::{DIRS, batch_name, dir_name, file_name, incoming_name};
 use crate::incoming::open_data_file;
@@ -29,13 +31,15 @@ const VERSIONS_MAX: u32 = 1000;
 pub(crate) struct Data {
     dir: Arc<dyn WritableDir>,
     /// The directory with the data files of other users, in a store for a group.
-    incoming: Option<OwnedFd>,
+    pub(crate) incoming: Option<OwnedFd>,
+    /// The ids for the access control lists of data files, in a private store.
+    pub(crate) private: Option<PrivateStore>,
     /// The directory for the data files of this mount: the directory that contains it, and its
     /// name.
     own: (Arc<dyn WritableDir>, String),
     /// The modes of new files and directories.
     permissions: (u32, u32),
-    batch: u64,
+    pub(crate) batch: u64,
     /// The adopted tree of the store, if it has one.
     adopted: Option<Arc<AdoptedTree>>,
     /// The directories of the batch, opened when they are needed.
@@ -92,17 +96,20 @@ impl Handle {
 impl Data {
     pub(crate) fn new(dir: Arc<dyn WritableDir>, batch: u64, adopted: Option<Arc<AdoptedTree>>) -> Data {
         let own = (dir.clone(), batch_name(batch));
-        let (incoming, permissions) = (None, (FILE_PERMISSIONS, DIR_PERMISSIONS));
-        Data { dir, incoming, own, permissions, batch, adopted, dirs: [const { OnceLock::new() }; DIRS] }
+        let (incoming, private, permissions) = (None, None, (FILE_PERMISSIONS, DIR_PERMISSIONS));
+        let dirs = [const { OnceLock::new() }; DIRS];
+        Data { dir, incoming, private, own, permissions, batch, adopted, dirs }
     }
 
     /// Returns the data files of a store for a group. If `is_foreign` is set, this user is not the
-    /// owner of the store, and the files of this mount are in `incoming`.
+    /// owner of the store, and the files of this mount are in `incoming`. In a private store, each
+    /// file has an access control list with the users that its inode permits to read it.
     pub(crate) fn of_group(
         dir: Arc<dyn WritableDir>,
         incoming: OwnedFd,
         batch: u64,
         is_foreign: bool,
+        private: Option<PrivateStore>,
     ) -> Result<Data> {
         let mut data = Data::new(dir, batch, None);
         if is_foreign {
@@ -112,6 +119,7 @@ impl Data {
         }
         data.incoming = Some(incoming);
         data.permissions = (FILE_PERMISSIONS_OF_GROUP, DIR_PERMISSIONS_OF_GROUP);
+        data.private = private;
         Ok(data)
     }
 
@@ -159,16 +167,23 @@ impl Data {
     }
 
     /// Creates a data file of an inode.
-    pub(crate) fn create(&self, inode: u64) -> Result<(DataFile, Box<dyn WritableFile>)> {
-        let dir = self.own_dir(inode)?;
+    pub(crate) fn create(&self, inode: &Inode) -> Result<(DataFile, Box<dyn WritableFile>)> {
+        let dir = self.own_dir(inode.number)?;
+        let access = match self.private {
+            Some(store) => {
+                let user = geteuid().as_raw();
+                FileAccess::List(store.list(&store.readers(inode, user), user))
+            }
+            None => FileAccess::Mode(self.permissions.0),
+        };
         for version in 0..VERSIONS_MAX {
-            let file = DataFile { batch: self.batch, inode, version };
-            match dir.create_file(file_name(file).as_bytes(), self.permissions.0) {
+            let file = DataFile { batch: self.batch, inode: inode.number, version };
+            match access.create(&**dir, file_name(file).as_bytes()) {
                 Err(error) if error.kind == ErrorKind::Exists => {}
                 created => return Ok((file, created?)),
             }
         }
-        Err(Error::new(ErrorKind::Busy, "create the data file of", inode.to_string()))
+        Err(Error::new(ErrorKind::Busy, "create the data file of", inode.number.to_string()))
     }
 
     /// Opens a data file. Errors: `Stale` if it does not exist.
@@ -197,7 +212,7 @@ impl Data {
     }
 
     /// Opens a data file that the owner of the store has written.
-    fn open_of_owner(&self, file: DataFile) -> Result<Box<dyn OpenFile>> {
+    pub(crate) fn open_of_owner(&self, file: DataFile) -> Result<Box<dyn OpenFile>> {
         let batch = self.dir.enter(batch_name(file.batch).as_bytes())?;
         let dir = batch.enter(dir_name(file.inode).as_bytes())?;
         dir.open_file(file_name(file).as_bytes())
@@ -229,7 +244,7 @@ impl Data {
 /// the group may have created it before, and could replace the files in it.
 pub(crate) fn check_own(dir: &dyn WritableDir, name: &str) -> Result<()> {
     let found = dir.stat_self()?;
-    match found.uid == rustix::process::geteuid().as_raw() && found.mode & 0o022 == 0 {
+    match found.uid == geteuid().as_raw() && found.mode & 0o022 == 0 {
         true => Ok(()),
         false => {
             let source = Some("another user has created it, or can write to it".into());

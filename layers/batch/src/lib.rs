@@ -7,6 +7,7 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `access_list` | the access control lists of files in a private store |
 //! | `adopted` | the files of the tree that a store has adopted |
 //! | `adoption` | the walk through a tree that a new store adopts |
 //! | `data` | the data files of the store |
@@ -42,6 +43,7 @@
 //! | `incoming` | the batches and data files of other users than the owner |
 //! | `copied_batch` | the copy of a batch of another user, before it is verified |
 //! | `data_names` | the names of data files |
+//! | `data_readers` | the users that can read data files of a private store |
 //! | `data_files` | the files below the data directory of a store |
 //! | `fsck` | the check of a store |
 //! | `garbage` | the files of a store that nothing refers to |
@@ -50,6 +52,7 @@
 #![warn(missing_docs)]
 
 mod access;
+mod access_list;
 mod adopted;
 mod adoption;
 mod auxiliary_server;
@@ -61,6 +64,7 @@ mod copied_batch;
 mod data;
 mod data_files;
 mod data_names;
+mod data_readers;
 mod exclusive;
 mod file;
 mod file_locks;

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
 use quell_batch_service::{
-    BatchRecord, BatchSummary, MEMORY_BYTES, Names, PrivateEntries, ProofForm, TableDir, UserNames,
+    BatchRecord, BatchSummary, MEMORY_BYTES, Names, PrivateEntries, ProofForm, SummaryState, TableDir,
+    UserNames,
 };
 use quell_threads::{lock, read_lock};
 use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::access::StoreAccess;
+use crate::data_readers::ChangedReaders;
 use crate::file_system::BatchFs;
 use crate::shared_names::SharedNames;
 use crate::store_dir::{StoreDir, VIEW, remove_if_present, write_certificate};
@@ -46,6 +48,9 @@ pub struct OpenBatch {
     /// has the error.
     submitted: OnceLock<Result<(), (ErrorKind, String)>>,
     views: Mutex<PublishedViews>,
+    /// The data files of earlier batches that more users may read after this batch, in a private
+    /// store.
+    changed_readers: Mutex<Vec<ChangedReaders>>,
     /// Held while this process uses the batch.
     _lock: StoreLock,
 }
@@ -97,6 +102,7 @@ impl OpenBatch {
             attempts,
             submitted,
             views,
+            changed_readers: Mutex::default(),
             _lock: lock,
         })
     }
@@ -171,6 +177,10 @@ impl OpenBatch {
     pub fn commit(&self, wait: Duration) -> Result<BatchSummary> {
         let ended = self.submit_all()?;
         let summary = self.open_store(wait)?.commit_locked(self.record.number)?;
+        // With conflicts, some changes of permissions may not have been committed.
+        if !matches!(summary.state, SummaryState::Committed { conflicts, .. } if conflicts > 0) {
+            self.extend_readers()?;
+        }
         self.without_lost(ended, summary)
     }
 
@@ -183,6 +193,7 @@ impl OpenBatch {
     pub fn commit_later(&self, wait: Duration) -> Result<BatchSummary> {
         let ended = self.submit_all()?;
         let summary = self.open_store(wait)?.submit_locked(self.record.number)?;
+        self.extend_readers()?;
         self.without_lost(ended, summary)
     }
 
@@ -196,6 +207,7 @@ impl OpenBatch {
         let ended = self.submit_all()?;
         // Processes that watch the part end when there is no view any more.
         remove_if_present(&self.dir.batch(self.record.number)?.files, VIEW)?;
+        self.extend_readers()?;
         ended
     }
 
@@ -205,7 +217,19 @@ impl OpenBatch {
     /// # Errors
     /// The errors of files. It can be repeated.
     pub fn prepare(&self) -> Result<()> {
-        self.submit_all()?
+        let ended = self.submit_all()?;
+        self.extend_readers()?;
+        ended
+    }
+
+    /// Lets the users read the data files of earlier batches that may read them after this batch,
+    /// in a private store.
+    fn extend_readers(&self) -> Result<()> {
+        let changed = lock(&self.changed_readers);
+        if changed.is_empty() {
+            return Ok(());
+        }
+        self.dir.data_of(self.record.number)?.extend_earlier(&changed)
     }
 
     /// Ends the file system and submits the changes, unless this is done already. Returns the error
@@ -240,11 +264,15 @@ impl OpenBatch {
         let names = read_lock(&self.names);
         let (store, form) = (self.store_number, self.proof);
         let certificate = names.0.submit(store, &self.record, &*self.tables, form, attempt)?;
+        if self.dir.is_private() {
+            let data = self.dir.data_of(self.record.number)?;
+            *lock(&self.changed_readers) = data.restrict_earlier(&names)?;
+        }
         drop(names);
         self.dir.sync_data(self.record.number)?;
         // From here on another process can commit the batch if this one ends.
         let files = self.dir.batch(self.record.number)?.files;
-        write_certificate(&files, &certificate.encode(), self.dir.file_permissions())
+        write_certificate(&files, &certificate.encode(), &self.dir.batch_access()?)
     }
 
     /// Discards the changes of the batch, or of this part. It can be repeated after an error, also

@@ -5,11 +5,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use quell_batch_service::{Content, Inode, InodeChange, NameSpace, Place, Removed};
 use quell_threads::{lock, read_lock, write_lock};
-use quell_vfs::{Attributes, Kind, Result, Time};
+use quell_vfs::{Attributes, Error, ErrorKind, Kind, Result, Time};
 
 use crate::data::Data;
 use crate::file_locks::FileLocks;
 use crate::nodes::{Node, Nodes, Position};
+
+/// The number of times that the list of a data file is set while other clients change its inode.
+const ATTEMPTS: usize = 100;
 
 /// A mount. The locks are taken in this order: the state of a file, `names`, `nodes`, the position
 /// of a node.
@@ -34,9 +37,52 @@ impl Shared {
         }
     }
 
-    /// Changes the inode of a node, and returns the changed inode. Errors: as for
-    /// [`inode`](Self::inode), and the errors of [`InodeChange::apply`].
+    /// Changes the inode of a node, and returns the changed inode. In a private store, the users
+    /// that can read its data file change with its owner, group and mode. Errors: as for
+    /// [`inode`](Self::inode), and the errors of [`InodeChange::apply`]; EPERM if the data file
+    /// belongs to another user, and users must lose access to it.
     pub(crate) fn change(&self, node: &Node, change: &InodeChange) -> Result<Inode> {
+        let InodeChange { permissions, uid, gid, .. } = *change;
+        let changes_readers = permissions.is_some() || uid.is_some() || gid.is_some();
+        if self.data.private.is_none() || node.kind != Kind::File || !changes_readers {
+            return self.change_inode(node, change);
+        }
+        let before = self.inode(node)?;
+        let mut after = before.clone();
+        InodeChange { permissions, uid, gid, ..InodeChange::default() }.apply(&mut after, now())?;
+        self.data.restrict_readers(&before, &after)?;
+        match self.change_inode(node, change) {
+            Ok(inode) => self.set_readers(node, inode),
+            Err(error) => {
+                // Users that have lost access get it again, unless the inode was changed although
+                // its server has not answered. The caller gets the error of the change.
+                let _ = self.inode(node).and_then(|inode| self.set_readers(node, inode));
+                Err(error)
+            }
+        }
+    }
+
+    /// Sets the users that can read the data file of a changed inode, and returns the present
+    /// inode. Another client can change the inode at the same time, and set the earlier or the
+    /// later list, so the inode is read again until it has not changed.
+    pub(crate) fn set_readers(&self, node: &Node, mut inode: Inode) -> Result<Inode> {
+        for _ in 0..ATTEMPTS {
+            self.data.set_readers(&inode)?;
+            let present = match self.inode(node) {
+                // Another client has removed the file.
+                Err(error) if error.kind == ErrorKind::Stale => return Ok(inode),
+                present => present?,
+            };
+            if present.content == inode.content && self.data.have_equal_readers(&present, &inode) {
+                return Ok(present);
+            }
+            inode = present;
+        }
+        let source = Some("other clients change its permissions at the same time".into());
+        Err(Error { source, ..Error::new(ErrorKind::Busy, "set the readers of", "a data file") })
+    }
+
+    fn change_inode(&self, node: &Node, change: &InodeChange) -> Result<Inode> {
         let _names = read_lock(&self.names);
         let applied = |inode: &mut Inode| change.apply(inode, now()).map(|()| inode.clone());
         match self.place_or_removed(node, applied) {

@@ -13,6 +13,7 @@ use quell_batch_service::{
 use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_vfs::{Error, ErrorKind, NewEntry, Rename, Result};
 
+use crate::access_list::check_support;
 use crate::adoption::{Adoption, tree_for};
 use crate::auxiliary_servers::{AuxiliaryServers, StoreVerifiers};
 use crate::copied_batch::{copy_batch, needs_copy};
@@ -22,9 +23,7 @@ use crate::part_records::{submitted_by, with_parts};
 use crate::random::random_number;
 use crate::server_files::ServerFiles;
 use crate::shared::now;
-use crate::store_dir::{
-    BATCHES, BatchDir, DATA, FORMAT, FORMAT_OF_GROUP, INCOMING, OpenKeys, StoreDir, TABLES,
-};
+use crate::store_dir::{BATCHES, BatchDir, DATA, INCOMING, OpenKeys, Sharing, StoreDir, TABLES};
 use crate::store_lock::StoreLock;
 use crate::subtree::{dir_at, path_of, tree_below};
 
@@ -64,11 +63,30 @@ impl BatchStore {
     /// As for [`create`](Self::create); `PermissionDenied` if this user is not a member of the
     /// group.
     pub fn create_for_group(path: &Path, gid: u32) -> Result<()> {
+        BatchStore::create_shared(path, gid, Sharing::Group)
+    }
+
+    /// Creates a store as [`create_for_group`](Self::create_for_group) does, whose names and
+    /// contents a member of the group can read only as far as the permissions of the entries allow
+    /// it.
+    ///
+    /// # Errors
+    /// As for [`create_for_group`](Self::create_for_group); `Unsupported` if the file system has no
+    /// POSIX access control lists. If the call fails, everything that it has created is removed.
+    pub fn create_private(path: &Path, gid: u32) -> Result<()> {
+        BatchStore::create_shared(path, gid, Sharing::Private)
+    }
+
+    fn create_shared(path: &Path, gid: u32, sharing: Sharing) -> Result<()> {
         let is_new = std::fs::symlink_metadata(path).is_err();
         let mut dir = BatchStore::empty_dir(path)?;
-        let created = dir.share(gid).and_then(|()| {
+        let created = dir.share(gid, sharing).and_then(|()| {
+            if let Some(store) = dir.private()? {
+                check_support(&dir.files()?, store, dir.subject())?;
+            }
             BatchStore::fill(&dir, |dir| {
-                for (name, permissions) in [(TABLES, 0o2750), (DATA, 0o2750), (INCOMING, 0o3770)] {
+                let tables = if dir.is_private() { 0o2700 } else { 0o2750 };
+                for (name, permissions) in [(TABLES, tables), (DATA, 0o2750), (INCOMING, 0o3770)] {
                     dir.share_dir(name, permissions)?;
                 }
                 let keys = dir.open_keys()?;
@@ -133,7 +151,7 @@ impl BatchStore {
         ServerFiles::new(dir.duplicate()?).commit_key()?;
         // The file `format` marks the store as complete.
         let format = files.create_file(b"format.new", dir.file_permissions())?;
-        format.write_at(if dir.is_shared() { FORMAT_OF_GROUP } else { FORMAT }, 0)?;
+        format.write_at(dir.sharing().format(), 0)?;
         format.sync()?;
         files.rename(b"format.new", &files, b"format", Rename::Replace)?;
         WritableDir::sync(&files)

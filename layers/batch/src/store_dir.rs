@@ -14,6 +14,7 @@ use quell_vfs::{Error, ErrorKind, Rename, Result};
 use rustix::fs::{CWD, Gid, Mode, OFlags, fchmod, fchown, fstat, openat, syncfs};
 use rustix::process::geteuid;
 
+use crate::access_list::{FileAccess, PrivateStore, Readers};
 use crate::adopted::AdoptedTree;
 use crate::data::Data;
 use crate::file_system::BatchFs;
@@ -23,9 +24,11 @@ use crate::store_lock::{LOCK, LockKind, StoreLock, is_excluded, try_lock};
 /// The largest number of a batch, so that its lock is within the offsets of a file.
 const BATCH_NUMBER_MAX: u64 = u64::MAX >> 2;
 /// The content of the file `format` of a store that only its owner can use.
-pub(crate) const FORMAT: &[u8] = b"QUELLBATCH1\n";
+const FORMAT: &[u8] = b"QUELLBATCH1\n";
 /// The content of the file `format` of a store for a group.
-pub(crate) const FORMAT_OF_GROUP: &[u8] = b"QUELLBATCH1 group\n";
+const FORMAT_OF_GROUP: &[u8] = b"QUELLBATCH1 group\n";
+/// The content of the file `format` of a private store for a group.
+const FORMAT_OF_PRIVATE: &[u8] = b"QUELLBATCH1 private\n";
 /// The name of the operation in errors.
 pub(crate) const OPEN: &str = "open the store";
 /// The directories of a store.
@@ -58,6 +61,35 @@ pub(crate) struct OpenKeys {
     pub(crate) lock: StoreLock,
 }
 
+/// The users that can use a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// The owner.
+    Owner,
+    /// The owner and the members of a group, who can read all names and contents.
+    Group,
+    /// The owner and the members of a group, who can read the names and contents that the
+    /// permissions of the entries allow them to read.
+    Private,
+}
+
+impl Sharing {
+    /// Returns the content of the file `format`.
+    pub(crate) fn format(self) -> &'static [u8] {
+        match self {
+            Sharing::Owner => FORMAT,
+            Sharing::Group => FORMAT_OF_GROUP,
+            Sharing::Private => FORMAT_OF_PRIVATE,
+        }
+    }
+
+    fn of_format(format: &[u8]) -> Option<Sharing> {
+        [Sharing::Owner, Sharing::Group, Sharing::Private]
+            .into_iter()
+            .find(|sharing| sharing.format() == format)
+    }
+}
+
 /// The directory of a store.
 #[derive(Debug)]
 pub(crate) struct StoreDir {
@@ -65,8 +97,7 @@ pub(crate) struct StoreDir {
     fd: OwnedFd,
     /// The owner of the store, if it is another user, whom the caller trusts.
     owner: Option<u32>,
-    /// Whether it is a store for a group.
-    is_shared: bool,
+    sharing: Sharing,
 }
 
 impl StoreDir {
@@ -101,12 +132,11 @@ impl StoreDir {
                  owner with your programs, pass --trust-owner {owner}"
             ));
         }
-        let mut dir = StoreDir { path: path.to_owned(), fd, owner, is_shared: false };
-        dir.is_shared = dir.format()?.is_some_and(|format| format == FORMAT_OF_GROUP);
+        let dir = StoreDir { path: path.to_owned(), fd, owner, sharing: Sharing::Owner }.with_format()?;
         match found.st_mode & 0o077 {
             0 => Ok(dir),
-            mode if mode & 0o027 == 0 && dir.is_shared => Ok(dir),
-            _ if dir.is_shared => refuse(
+            mode if mode & 0o027 == 0 && dir.is_shared() => Ok(dir),
+            _ if dir.is_shared() => refuse(
                 "members of its group can write to it, or other users have access to it: chmod g-w,o= DIR"
                     .into(),
             ),
@@ -119,7 +149,7 @@ impl StoreDir {
     /// Opens a directory that belongs to the caller alone, and creates it if it does not exist.
     pub(crate) fn create(path: &Path, operation: &'static str) -> Result<StoreDir> {
         let fd = open_private_dir(path, true, operation)?;
-        Ok(StoreDir { path: path.to_owned(), fd, owner: None, is_shared: false })
+        Ok(StoreDir { path: path.to_owned(), fd, owner: None, sharing: Sharing::Owner })
     }
 
     /// Returns the owner of the store, if it is another user.
@@ -129,7 +159,29 @@ impl StoreDir {
 
     /// Returns whether it is a store for a group.
     pub(crate) fn is_shared(&self) -> bool {
-        self.is_shared
+        self.sharing != Sharing::Owner
+    }
+
+    /// Returns whether it is a private store for a group: members of the group can open only the
+    /// files that the permissions of the entries allow them to read.
+    pub(crate) fn is_private(&self) -> bool {
+        self.sharing == Sharing::Private
+    }
+
+    /// Returns the kind of the store.
+    pub(crate) fn sharing(&self) -> Sharing {
+        self.sharing
+    }
+
+    /// Returns the ids for the access control lists of a private store.
+    pub(crate) fn private(&self) -> Result<Option<PrivateStore>> {
+        match self.is_private() {
+            true => {
+                let owner = self.owner.unwrap_or_else(|| geteuid().as_raw());
+                Ok(Some(PrivateStore { owner, gid: self.gid()? }))
+            }
+            false => Ok(None),
+        }
     }
 
     /// Returns the group of the directory.
@@ -138,12 +190,12 @@ impl StoreDir {
         Ok(found.st_gid)
     }
 
-    /// Makes this directory, which is empty, the directory of a store for a group.
+    /// Makes this directory, which is empty, the directory of a store for a group of this kind.
     ///
     /// # Errors
     /// `PermissionDenied` if the caller is not a member of the group.
-    pub(crate) fn share(&mut self, gid: u32) -> Result<()> {
-        self.is_shared = true;
+    pub(crate) fn share(&mut self, gid: u32, sharing: Sharing) -> Result<()> {
+        self.sharing = sharing;
         share_dir(self.fd.as_fd(), gid, 0o2750)
             .map_err(|error| Error { subject: self.subject().to_vec(), ..error })
     }
@@ -162,15 +214,13 @@ impl StoreDir {
         let found =
             fstat(&fd).map_err(|error| Error::from_io(error.into(), OPEN, path.as_os_str().as_bytes()))?;
         let owner = Some(found.st_uid).filter(|owner| *owner != geteuid().as_raw());
-        let mut dir = StoreDir { path: path.to_owned(), fd, owner, is_shared: false };
-        dir.is_shared = dir.format()?.is_some_and(|format| format == FORMAT_OF_GROUP);
-        Ok(dir)
+        StoreDir { path: path.to_owned(), fd, owner, sharing: Sharing::Owner }.with_format()
     }
 
     /// Opens the directory again.
     pub(crate) fn duplicate(&self) -> Result<StoreDir> {
         let fd = self.open_dir(".")?;
-        Ok(StoreDir { path: self.path.clone(), fd, owner: self.owner, is_shared: self.is_shared })
+        Ok(StoreDir { path: self.path.clone(), fd, owner: self.owner, sharing: self.sharing })
     }
 
     /// Returns a path of a file of the store. It does not depend on the path of the store, which
@@ -206,8 +256,11 @@ impl StoreDir {
             Some(_) if batch == 0 => FILES_OF_USERS + u64::from(geteuid().as_raw()),
             _ => batch,
         };
-        match self.is_shared {
-            true => Data::of_group(self.data()?, self.open_dir(INCOMING)?, batch, self.owner.is_some()),
+        match self.is_shared() {
+            true => {
+                let (incoming, is_foreign) = (self.open_dir(INCOMING)?, self.owner.is_some());
+                Data::of_group(self.data()?, incoming, batch, is_foreign, self.private()?)
+            }
             false => Ok(Data::new(self.data()?, batch, AdoptedTree::of_store(&self.files()?)?)),
         }
     }
@@ -229,12 +282,30 @@ impl StoreDir {
 
     /// Returns the tables of the image.
     pub(crate) fn image_tables(&self) -> Result<TableDir> {
-        Ok(TableDir::with_permissions(self.tables()?, self.file_permissions()))
+        Ok(self.new_tables(self.tables()?))
+    }
+
+    /// Returns the tables in a directory of the owner, which become tables of the image.
+    pub(crate) fn new_tables(&self, dir: OwnedFd) -> TableDir {
+        match self.is_private() {
+            true => TableDir::new(dir),
+            false => TableDir::with_permissions(dir, self.file_permissions()),
+        }
     }
 
     /// Returns the mode of new files for all users of the store.
     pub(crate) fn file_permissions(&self) -> u32 {
-        if self.is_shared { 0o640 } else { 0o600 }
+        if self.is_shared() { 0o640 } else { 0o600 }
+    }
+
+    /// Returns the access to new files of a batch of the caller: the owner of the store must be
+    /// able to read them.
+    pub(crate) fn batch_access(&self) -> Result<FileAccess> {
+        Ok(match (self.private()?, self.owner) {
+            (Some(store), Some(_)) => FileAccess::List(store.list(&Readers::default(), geteuid().as_raw())),
+            (Some(_), None) => FileAccess::Mode(0o600),
+            (None, _) => FileAccess::Mode(self.file_permissions()),
+        })
     }
 
     /// Opens the key-value store. Errors: `Busy` if another process, on any node, has it open.
@@ -278,12 +349,16 @@ impl StoreDir {
         }
     }
 
-    /// Returns the content of the file `format`, if there is one.
-    fn format(&self) -> Result<Option<Vec<u8>>> {
+    /// Sets the kind of the store to the one that the file `format` states, if there is one.
+    fn with_format(mut self) -> Result<StoreDir> {
         match self.files()?.open_file(b"format") {
-            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
-            opened => format_of(&*opened?).map(Some),
+            Err(error) if error.kind == ErrorKind::NotFound => {}
+            opened => {
+                let format = format_of(&*opened?)?;
+                self.sharing = Sharing::of_format(&format).unwrap_or(Sharing::Owner);
+            }
         }
+        Ok(self)
     }
 
     pub(crate) fn check_format(&self) -> Result<()> {
@@ -301,9 +376,9 @@ impl StoreDir {
             }
             Err(error) => return Err(error),
         };
-        match format_of(&*file)? {
-            format if format == FORMAT || format == FORMAT_OF_GROUP => Ok(()),
-            _ => refuse(
+        match Sharing::of_format(&format_of(&*file)?) {
+            Some(_) => Ok(()),
+            None => refuse(
                 ErrorKind::Damaged,
                 "its file `format` does not have the format of a store of this version",
             ),
@@ -407,7 +482,10 @@ impl StoreDir {
             return self.own_batch(number);
         }
         let open = || open_batch_dir(&self.open_dir(INCOMING)?, number, geteuid().as_raw());
-        let tables = TableDir::with_permissions(open()?, self.file_permissions());
+        let tables = match self.batch_access()? {
+            FileAccess::Mode(permissions) => TableDir::with_permissions(open()?, permissions),
+            FileAccess::List(list) => TableDir::with_access_list(open()?, list),
+        };
         Ok(BatchDir { files: PosixDir::of_descriptor(open()?), tables })
     }
 
@@ -446,7 +524,7 @@ impl StoreDir {
 
 /// Returns the beginning of a file `format`, one byte longer than the longest valid content.
 fn format_of(file: &dyn quell_posix::OpenFile) -> Result<Vec<u8>> {
-    let mut content = vec![0; FORMAT_OF_GROUP.len() + 1];
+    let mut content = vec![0; FORMAT_OF_PRIVATE.len() + 1];
     let length = file.read_at(&mut content, 0)?;
     content.truncate(length);
     Ok(content)
@@ -506,9 +584,9 @@ impl BatchDir {
 }
 
 /// Writes the certificate of a batch, in place of an earlier one.
-pub(crate) fn write_certificate(files: &PosixDir, bytes: &[u8], permissions: u32) -> Result<()> {
+pub(crate) fn write_certificate(files: &PosixDir, bytes: &[u8], access: &FileAccess) -> Result<()> {
     remove_if_present(files, NEW_CERTIFICATE)?;
-    let file = files.create_file(NEW_CERTIFICATE, permissions)?;
+    let file = access.create(files, NEW_CERTIFICATE)?;
     file.write_at(bytes, 0)?;
     file.sync()?;
     files.rename(NEW_CERTIFICATE, files, CERTIFICATE, Rename::Replace)?;
@@ -525,6 +603,32 @@ pub(crate) fn remove_if_present(dir: &dyn WritableDir, name: &[u8]) -> Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_kind_of_store_has_a_format_of_its_own() {
+        let temp = tempfile::tempdir().unwrap();
+        let opened = |format: &[u8]| {
+            std::fs::write(temp.path().join("format"), format).unwrap();
+            let fd = OwnedFd::from(std::fs::File::open(temp.path()).unwrap());
+            StoreDir::of_descriptor(temp.path(), fd).unwrap()
+        };
+        for sharing in [Sharing::Owner, Sharing::Group, Sharing::Private] {
+            let dir = opened(sharing.format());
+            dir.check_format().unwrap();
+            assert_eq!((dir.sharing(), dir.duplicate().unwrap().sharing()), (sharing, sharing));
+            assert_eq!(dir.is_shared(), sharing != Sharing::Owner);
+            assert_eq!(dir.is_private(), sharing == Sharing::Private);
+            let gid = std::os::unix::fs::MetadataExt::gid(&temp.path().metadata().unwrap());
+            let owner = geteuid().as_raw();
+            let private = (sharing == Sharing::Private).then_some(PrivateStore { owner, gid });
+            assert_eq!(dir.private().unwrap(), private);
+            for other in [&sharing.format()[1..], &[sharing.format(), b"x"].concat()] {
+                let dir = opened(other);
+                assert_eq!(dir.check_format().unwrap_err().kind, ErrorKind::Damaged);
+                assert_eq!(dir.sharing(), Sharing::Owner);
+            }
+        }
+    }
 
     #[test]
     fn an_error_of_a_lock_file_of_another_user_names_the_file_and_the_command() {

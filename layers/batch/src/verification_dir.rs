@@ -36,7 +36,7 @@ impl VerificationDir {
         let name = name_of(verification);
         tables(store)?.make_dir(name.as_bytes(), 0o700)?;
         let path = format!("{TABLES}/{name}");
-        let output = TableDir::with_permissions(store.open_dir(&path)?, store.file_permissions());
+        let output = store.new_tables(store.open_dir(&path)?);
         Ok(VerificationDir { output: Arc::new(output), path })
     }
 
