@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use quell_batch_service::{
     AuxiliarySummary, BatchCaller, BatchRecord, BatchSummary, Conflict, LimitChange, Marker, NameSpace,
-    NewBatch, NewPart, Quota, QuotaSubject, Resolution, Resolved, SnapshotSummary,
+    NewBatch, NewPart, Quota, QuotaSubject, Resolution, Resolved, SnapshotServer, SnapshotSummary,
 };
 use quell_vfs::{Error, ErrorKind, Result};
 
@@ -35,6 +35,17 @@ enum Kind {
     Own(BatchStore),
     /// Another process serves the store.
     Served(Arc<Remote>),
+}
+
+/// A batch, or a part of one, that has begun.
+pub(crate) struct Begun {
+    pub(crate) record: BatchRecord,
+    /// The random number of the store.
+    pub(crate) store_number: u128,
+    pub(crate) dir: StoreDir,
+    /// The server from which the entries of the snapshot are requested. `None` if this process
+    /// reads the tables of the snapshot itself.
+    pub(crate) snapshot: Option<Arc<dyn SnapshotServer>>,
 }
 
 impl StoreAccess {
@@ -163,20 +174,21 @@ impl StoreAccess {
     }
 
     /// Begins a batch of the user of this process in the tree below the directory at `path`.
-    /// Returns its record, the random number of the store, and the directory of the store.
-    pub(crate) fn begin(
-        &self,
-        path: &[u8],
-        name: &str,
-        is_atomic: bool,
-    ) -> Result<(BatchRecord, u128, StoreDir)> {
+    pub(crate) fn begin(&self, path: &[u8], name: &str, is_atomic: bool) -> Result<Begun> {
         let subtree = dir_at(&*self.name_space(), path)?;
         let new = NewBatch { name: name.to_owned(), caller: caller()?, subtree, is_atomic };
-        let (record, store_number) = match &self.kind {
-            Kind::Own(store) => (store.begin(new)?, store.primary().store_number()),
-            Kind::Served(remote) => (remote.begin(new)?, remote.store_number()),
+        self.begun(match &self.kind {
+            Kind::Own(store) => store.begin(new)?,
+            Kind::Served(remote) => remote.begin(new)?,
+        })
+    }
+
+    fn begun(&self, record: BatchRecord) -> Result<Begun> {
+        let snapshot = match &self.kind {
+            Kind::Own(_) => None,
+            Kind::Served(remote) => remote.snapshot_of(record.number),
         };
-        Ok((record, store_number, self.dir.duplicate()?))
+        Ok(Begun { record, store_number: self.store_number(), dir: self.dir.duplicate()?, snapshot })
     }
 
     /// Begins a batch for parts.
@@ -188,14 +200,13 @@ impl StoreAccess {
         }
     }
 
-    /// Adds a part to a batch, and returns the same values as [`begin`](Self::begin).
-    pub(crate) fn join(&self, new: NewPart) -> Result<(BatchRecord, u128, StoreDir)> {
+    /// Adds a part to a batch.
+    pub(crate) fn join(&self, new: NewPart) -> Result<Begun> {
         self.refuse_parts_of_others()?;
-        let (record, store_number) = match &self.kind {
-            Kind::Own(store) => (store.join(new)?, store.primary().store_number()),
-            Kind::Served(remote) => (remote.join(new)?, remote.store_number()),
-        };
-        Ok((record, store_number, self.dir.duplicate()?))
+        self.begun(match &self.kind {
+            Kind::Own(store) => store.join(new)?,
+            Kind::Served(remote) => remote.join(new)?,
+        })
     }
 
     /// Refuses a batch with parts if the user, which may be root, is not the owner of the store:

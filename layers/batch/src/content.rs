@@ -32,6 +32,9 @@ impl Shared {
     /// Reads bytes, and returns their number.
     pub(crate) fn read(&self, node: &Node, into: &mut [u8], offset: u64) -> Result<usize> {
         let (state, data) = self.read_locked(node)?;
+        if state.content == Content::Hidden {
+            return Err(hidden());
+        }
         let count = state.size_bytes().saturating_sub(offset).min(into.len() as u64) as usize;
         let into = &mut into[..count];
         let found = match (&state.content, &data) {
@@ -101,7 +104,7 @@ impl Shared {
             let mut state = write_lock(&node.file);
             match state.content {
                 Content::File(file) if self.data.is_own(file) => {}
-                Content::Empty | Content::Inline(_) if end <= INLINE_BYTES_MAX as u64 => {
+                Content::Empty | Content::Inline(_) | Content::Hidden if end <= INLINE_BYTES_MAX as u64 => {
                     state.pending.write(offset, from);
                     state.wrote(end, now());
                     return self.send_if_private(node, &mut state);
@@ -291,8 +294,10 @@ impl Shared {
 
     /// Writes the content of an inode into an empty data file.
     fn copy_content(&self, inode: &Inode, to: &dyn WritableFile) -> Result<()> {
-        if let Content::Inline(bytes) = &inode.content {
-            return to.write_at(bytes, 0);
+        match &inode.content {
+            Content::Inline(bytes) => return to.write_at(bytes, 0),
+            Content::Hidden => return Err(hidden()),
+            _ => {}
         }
         let Some(from) = self.data.open_content(&inode.content)? else { return Ok(()) };
         let mut buffer = vec![0; COPY_BYTES];
@@ -447,6 +452,12 @@ pub(crate) fn inode_change(change: &Change) -> InodeChange {
         modified: change.modified.map(Into::into),
         ..InodeChange::default()
     }
+}
+
+/// Returns the error for a file whose bytes the server does not send, because the user may not read
+/// them.
+fn hidden() -> Error {
+    Error::new(ErrorKind::PermissionDenied, "read", "a file of a private store")
 }
 
 fn busy() -> Error {

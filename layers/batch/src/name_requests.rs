@@ -88,6 +88,7 @@ pub(crate) fn perform(names: &dyn NameSpace, request: Request) -> Result<Reply> 
         | Request::SetLimit { .. }
         | Request::Resolve { .. }
         | Request::Record { .. }
+        | Request::Entries { .. }
         | Request::Counters => {
             let source = Some("it is not a request on names".into());
             return Err(Error { source, ..Error::new(ErrorKind::Unsupported, "execute a request", "") });

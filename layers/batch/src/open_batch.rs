@@ -12,7 +12,7 @@ use quell_batch_service::{
 use quell_threads::{lock, read_lock};
 use quell_vfs::{Error, ErrorKind, Result};
 
-use crate::access::StoreAccess;
+use crate::access::{Begun, StoreAccess};
 use crate::data_readers::ChangedReaders;
 use crate::file_system::BatchFs;
 use crate::shared_names::SharedNames;
@@ -69,11 +69,11 @@ impl OpenBatch {
     /// `Busy` if another open batch changes a part of this tree, or a tree that contains it;
     /// `NotFound` or `NotADirectory` if there is no such directory; the errors of files.
     pub fn begin(store: StoreAccess, path: &[u8], name: &str, is_atomic: bool) -> Result<OpenBatch> {
-        let (record, store_number, dir) = store.begin(path, name, is_atomic)?;
-        let number = record.number;
-        let made = dir.make_batch(number);
+        let begun = store.begin(path, name, is_atomic)?;
+        let number = begun.record.number;
+        let made = begun.dir.make_batch(number);
         // Others can use the store when this returns.
-        made.and_then(|()| OpenBatch::open(record, store_number, dir)).inspect_err(|_| {
+        made.and_then(|()| OpenBatch::open(begun)).inspect_err(|_| {
             // The batch cannot be used. If the abort fails as well, the batch stays in the list of
             // open batches.
             let _ = store.abort_locked(number);
@@ -81,11 +81,11 @@ impl OpenBatch {
     }
 
     /// Opens the private name space of a batch that has begun.
-    pub(crate) fn open(record: BatchRecord, store_number: u128, dir: StoreDir) -> Result<OpenBatch> {
+    pub(crate) fn open(begun: Begun) -> Result<OpenBatch> {
+        let Begun { record, store_number, dir, snapshot } = begun;
         let lock = dir.lock_batch(record.number)?;
         let tables = Arc::new(dir.batch(record.number)?.tables);
-        let image = dir.image_tables()?;
-        let names = PrivateEntries::open(&record, &image, tables.clone(), MEMORY_BYTES)?;
+        let names = dir.private_names(&record, snapshot, tables.clone(), MEMORY_BYTES)?;
         let names = Arc::new(RwLock::new(names));
         let tree = tree_below(names.clone(), record.subtree);
         let fs = Arc::new(dir.file_system(tree, record.number)?);

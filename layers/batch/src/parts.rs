@@ -186,10 +186,9 @@ impl OpenBatch {
         }
         // The batch is not committed before this process uses the part.
         let lock = store.directory().lock_batch_within(batch, wait)?;
-        let (record, store_number, dir) =
-            store.join(NewPart { batch, name: name.to_owned(), caller: caller()? })?;
-        let part = record.number;
-        let opened = OpenBatch::open(record, store_number, dir).inspect_err(|_| {
+        let begun = store.join(NewPart { batch, name: name.to_owned(), caller: caller()? })?;
+        let part = begun.record.number;
+        let opened = OpenBatch::open(begun).inspect_err(|_| {
             // The part cannot be used. If the abort fails as well, the part is a lost part.
             let _ = store.abort(part);
         });

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use quell_batch_service::{
-    AuxiliarySummary, BatchRecord, BatchSummary, Bytes, Conflict, LimitChange, Marker, NewBatch, NewPart,
-    PATHS_BYTES_MAX, PATHS_MAX, PROTOCOL, Quota, QuotaSubject, Reply, Request, Resolution, Resolved,
-    SnapshotSummary, UserKey,
+    AuxiliarySummary, BatchRecord, BatchSummary, Bytes, Conflict, EntriesOf, LimitChange, ListedEntries,
+    Marker, NewBatch, NewPart, PATHS_BYTES_MAX, PATHS_MAX, PROTOCOL, Quota, QuotaSubject, Reply, Request,
+    Resolution, Resolved, SnapshotServer, SnapshotSummary, UserKey,
 };
 use quell_threads::lock;
 use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, was_not_executed};
@@ -291,6 +291,23 @@ impl Remote {
         }
     }
 
+    /// Returns the server of the snapshot of a batch of this user. `None` if this process reads
+    /// the tables of the snapshot itself.
+    pub(crate) fn snapshot_of(self: &Arc<Self>, batch: u64) -> Option<Arc<dyn SnapshotServer>> {
+        match self.dir.is_private() && self.dir.owner().is_some() {
+            true => Some(Arc::new(RemoteSnapshot { remote: self.clone(), batch })),
+            false => None,
+        }
+    }
+
+    /// Returns entries of the snapshot of a batch of this user.
+    fn entries(&self, batch: u64, dir: u64, of: EntriesOf) -> Result<ListedEntries> {
+        match self.call(&Request::Entries { batch, dir, of })? {
+            Reply::Entries(listed) => Ok(listed),
+            _ => Err(self.unexpected_reply()),
+        }
+    }
+
     /// See [`StoreAccess::resolve`](crate::StoreAccess::resolve).
     pub(crate) fn resolve(
         &self,
@@ -426,6 +443,19 @@ impl Remote {
     fn unexpected_reply(&self) -> Error {
         let source = Some("the reply does not belong to the request".into());
         Error { source, ..Error::new(ErrorKind::Damaged, "call the server of", self.dir.subject()) }
+    }
+}
+
+/// The snapshot of a batch of this user, which the server reads.
+struct RemoteSnapshot {
+    remote: Arc<Remote>,
+    /// The number of the batch.
+    batch: u64,
+}
+
+impl SnapshotServer for RemoteSnapshot {
+    fn entries(&self, dir: u64, of: EntriesOf) -> Result<ListedEntries> {
+        self.remote.entries(self.batch, dir, of)
     }
 }
 

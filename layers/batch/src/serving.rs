@@ -20,7 +20,7 @@ use crate::store::BatchStore;
 /// No more items of a list are added to a reply when they have this many bytes.
 const LISTED_BYTES: usize = 128 << 10;
 /// The kinds of requests, in the order of their numbers, as counters name them.
-const KINDS: [&str; 33] = [
+const KINDS: [&str; 34] = [
     "hello",
     "lookup",
     "find",
@@ -54,6 +54,7 @@ const KINDS: [&str; 33] = [
     "set_limit",
     "resolve",
     "record",
+    "entries",
 ];
 /// The numbers of the requests that take the lock of a batch, which a commit has for minutes.
 const LOCK_BATCH: [u32; 7] = [13, 14, 19, 25, 26, 27, 31];
@@ -239,6 +240,9 @@ impl ServedStore {
                 Reply::Conflicts { conflicts, is_last }
             }
             Request::Record { batch } => Reply::Begun(self.store.primary().watchable_batch(batch)?),
+            Request::Entries { batch, dir, of } => {
+                Reply::Entries(self.store.primary().entries_of_snapshot(batch, dir, &of)?)
+            }
             Request::Resolve { batch, paths, resolution } => {
                 let paths: Option<Vec<_>> =
                     paths.map(|paths| paths.into_iter().map(|Bytes(path)| path).collect());
@@ -314,6 +318,7 @@ impl ServedStore {
             | Request::Conflicts { batch, .. }
             | Request::Resolve { batch, .. }
             | Request::Record { batch }
+            | Request::Entries { batch, .. }
             | Request::Prepare { batch, .. }
             | Request::Publish { batch, .. }
             | Request::RollBack { batch, .. } => {
@@ -421,6 +426,7 @@ fn uses_image(request: &Request) -> bool {
         | Request::Publish { .. }
         | Request::RollBack { .. }
         | Request::Record { .. }
+        | Request::Entries { .. }
         | Request::Join { .. } => false,
     }
 }
@@ -461,6 +467,7 @@ fn kind_of(request: &Request) -> usize {
         Request::SetLimit { .. } => 30,
         Request::Resolve { .. } => 31,
         Request::Record { .. } => 32,
+        Request::Entries { .. } => 33,
     }
 }
 

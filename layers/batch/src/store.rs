@@ -243,7 +243,10 @@ impl BatchStore {
 
     pub(crate) fn with_keys(dir: StoreDir, keys: OpenKeys) -> Result<BatchStore> {
         let tables = Arc::new(dir.image_tables()?);
-        let primary = Primary::open(Arc::new(keys.store), tables)?;
+        let mut primary = Primary::open(Arc::new(keys.store), tables)?;
+        if dir.is_private() {
+            primary = primary.private_to(rustix::process::geteuid().as_raw());
+        }
         let auxiliaries = Box::new(AuxiliaryServers::new(primary.store_number()));
         Ok(BatchStore { primary, auxiliaries, dir, _keys: keys.lock })
     }

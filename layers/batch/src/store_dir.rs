@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quell_batch_service::{Certificate, FILES_OF_USERS, NameSpace, TableDir, TableFiles};
+use quell_batch_service::{
+    BatchRecord, Certificate, FILES_OF_USERS, NameSpace, Names, PrivateEntries, SnapshotServer, TableDir,
+    TableFiles,
+};
 use quell_kv::{DiskOptions, DiskStore, Durability};
 use quell_posix::{Dir, PosixDir, WritableDir, open_private_dir};
 use quell_vfs::{Error, ErrorKind, Rename, Result};
@@ -290,6 +293,22 @@ impl StoreDir {
         match self.is_private() {
             true => TableDir::new(dir),
             false => TableDir::with_permissions(dir, self.file_permissions()),
+        }
+    }
+
+    /// Returns the private name space of a batch, whose tables are in `tables`. The entries of its
+    /// snapshot are requested from `server`, or read from the tables of the store if there is none.
+    /// The name space keeps changes of about `memory_bytes_max` in memory.
+    pub(crate) fn private_names(
+        &self,
+        record: &BatchRecord,
+        server: Option<Arc<dyn SnapshotServer>>,
+        tables: Arc<dyn TableFiles>,
+        memory_bytes_max: usize,
+    ) -> Result<Names<PrivateEntries>> {
+        match server {
+            Some(server) => Ok(PrivateEntries::open_served(record, server, tables, memory_bytes_max)),
+            None => PrivateEntries::open(record, &self.image_tables()?, tables, memory_bytes_max),
         }
     }
 

@@ -152,12 +152,14 @@ impl WatchedBatch {
     pub fn open_of(store: &Path, trusted: &[u32], number: u64) -> Result<WatchedBatch> {
         let dir = StoreDir::open_of(store, trusted)?;
         dir.check_format()?;
-        let image = dir.image_tables()?;
-        let record = match dir.owner() {
-            None => open_batch_of_copy(&image, number)?,
+        let (record, snapshot) = match dir.owner() {
+            None => (open_batch_of_copy(&dir.image_tables()?, number)?, None),
             // The copy of the description has the batches of all users, so the owner alone can
             // read it.
-            Some(_) => Remote::connect(dir.duplicate()?)?.record(number)?,
+            Some(_) => {
+                let remote = Arc::new(Remote::connect(dir.duplicate()?)?);
+                (remote.record(number)?, remote.snapshot_of(number))
+            }
         };
         let batch = dir.batch(number)?;
         if record.part_of().is_some() && batch.has_certificate()? {
@@ -166,7 +168,8 @@ impl WatchedBatch {
             return Err(Error { source, ..error });
         }
         let tables: Arc<dyn TableFiles> = Arc::new(batch.tables);
-        let names = Arc::new(RwLock::new(PrivateEntries::open_for_views(&record, &image, tables)?));
+        let names = dir.private_names(&record, snapshot, tables, 0)?;
+        let names = Arc::new(RwLock::new(Names(names.0.for_views())));
         Ok(WatchedBatch { dir, record, names, shown: Mutex::default() })
     }
 

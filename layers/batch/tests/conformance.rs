@@ -4,7 +4,7 @@ mod mounts;
 
 use std::sync::{Arc, RwLock};
 
-use quell_batch_service::{BatchCaller, FILES_OF_USERS, MemoryEntries, NameSpace, UserNames};
+use quell_batch_service::{BatchCaller, FILES_OF_USERS, MemoryEntries, NameSpace, ReadAccess, UserNames};
 use quell_testkit::MemoryStore;
 use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
@@ -61,22 +61,35 @@ fn promises_are_kept_in_a_private_name_space() {
 /// Returns a name space that checks the permissions of a user, as the server of a store does for
 /// users other than its owner.
 fn of_user() -> Arc<dyn NameSpace> {
+    user_names(ReadAccess::All)
+}
+
+/// Returns the same for a private store, which also checks reads.
+fn of_user_of_private_store() -> Arc<dyn NameSpace> {
+    user_names(ReadAccess::Permitted)
+}
+
+fn user_names(reads: ReadAccess) -> Arc<dyn NameSpace> {
     let names = Arc::new(RwLock::new(MemoryEntries::new(NEW, Time::default())));
     let caller = BatchCaller { uid: NEW.uid, gid: NEW.gid, groups: Vec::new() };
-    Arc::new(UserNames::new(names, caller, None))
+    Arc::new(UserNames::new(names, caller, reads, None))
 }
 
 #[test]
 fn promises_are_kept_with_checks_of_permissions() {
     let batch = FILES_OF_USERS + u64::from(NEW.uid);
-    with_data_of(batch, false, of_user, 2, writing::run);
+    for of_user in [of_user, of_user_of_private_store] {
+        with_data_of(batch, false, of_user, 2, writing::run);
+    }
 }
 
 #[test]
 fn random_histories_with_checks_of_permissions_match_the_model() {
     let batch = FILES_OF_USERS + u64::from(NEW.uid);
     for shape in [Shape::ONE_MOUNT, Shape { mounts: 2, ..LARGE }] {
-        with_data_of(batch, false, of_user, 2, |found| histories::check(found, shape, 0..40));
+        for of_user in [of_user, of_user_of_private_store] {
+            with_data_of(batch, false, of_user, 2, |found| histories::check(found, shape, 0..40));
+        }
     }
 }
 

@@ -5,7 +5,7 @@ mod mounts;
 
 use std::sync::{Arc, RwLock};
 
-use quell_batch_service::{BatchCaller, INLINE_BYTES_MAX, MemoryEntries, NameSpace, UserNames};
+use quell_batch_service::{BatchCaller, INLINE_BYTES_MAX, MemoryEntries, NameSpace, ReadAccess, UserNames};
 use quell_testkit::{MemoryStore, Random};
 use quell_vfs::{Change, Context, ErrorKind, FileSystem, OpenMode, Rename, Time, Writable, errno};
 
@@ -300,7 +300,7 @@ fn a_file_of_another_user_is_not_opened_for_writing() {
     let (owner, store): (Arc<dyn NameSpace>, _) = (names.clone(), MemoryStore::new());
     create(&mount(&owner, &store, 0), "file");
     let caller = BatchCaller { uid: NEW.uid + 1, gid: NEW.gid + 1, groups: Vec::new() };
-    let user: Arc<dyn NameSpace> = Arc::new(UserNames::new(names, caller, None));
+    let user: Arc<dyn NameSpace> = Arc::new(UserNames::new(names, caller, ReadAccess::All, None));
     let fs = mount(&user, &store, 0);
     let found = fs.lookup(&Context::OWN, fs.root(), b"file").unwrap().expect("it exists");
     let open = |mode| fs.open_as(&Context::OWN, found.node(), mode).map(drop).map_err(|error| error.kind);

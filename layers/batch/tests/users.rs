@@ -11,16 +11,17 @@ use std::time::{Duration, Instant};
 
 use quell_batch::{AuxiliaryServer, BatchStore, Marker, Requester, ServedStore, fsck};
 use quell_batch_service::{
-    Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, Inode, InodeChange, Limit,
-    LimitChange, MEMORY_BYTES, NameSpace, NewNode, PROTOCOL, Place, PrivateEntries, ProofForm, Quota,
-    QuotaSubject, ROOT, RenameRequest, Reply, Request, Resolution, Resolved, SummaryState, TableDir,
-    Timestamp, Usage, VerificationResult,
+    Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, Content, DataChange, EntriesOf,
+    FileSize, Inode, InodeChange, Limit, LimitChange, ListedEntries, MEMORY_BYTES, NameSpace, NewNode,
+    PROTOCOL, Place, PrivateEntries, ProofForm, Quota, QuotaSubject, ROOT, RenameRequest, Reply, Request,
+    Resolution, Resolved, SummaryState, TableDir, Timestamp, Usage, VerificationResult,
 };
 use quell_vfs::{ErrorKind, NewEntry, Rename, Time};
 use quell_wire::{Failure, decode, encode};
 
 const WAIT: Duration = Duration::from_secs(60);
 const USER: u32 = 4_300_002;
+const OTHER: u32 = 4_300_003;
 const NOW: Time = Time { seconds: 7, nanoseconds: 8 };
 
 struct Fixture {
@@ -42,9 +43,14 @@ fn is_root() -> bool {
 
 impl Fixture {
     fn new() -> Fixture {
+        Fixture::with(BatchStore::create_for_group)
+    }
+
+    /// Returns a store that `create` has created for a group.
+    fn with(create: fn(&Path, u32) -> quell_vfs::Result<()>) -> Fixture {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("store");
-        BatchStore::create_for_group(&path, group()).unwrap();
+        create(&path, group()).unwrap();
         let served = ServedStore::new(BatchStore::open(&path, WAIT).unwrap());
         let user = Requester::of_user(USER, USER, &[group()]);
         assert!(matches!(user, Requester::User(_)));
@@ -719,4 +725,94 @@ fn conflicts_are_resolved_although_their_directory_cannot_be_removed() {
     assert_eq!(fixture.resolve(batch, None, Resolution::Theirs), Ok(resolved));
     let name = Bytes(format!("quell-conflicts-{batch}").into());
     assert!(matches!(owner(&Request::Lookup { dir: ROOT, name }), Reply::Found(Some(_))));
+}
+
+#[test]
+fn requests_of_members_read_what_the_permissions_of_a_private_store_allow() {
+    let fixture = Fixture::with(BatchStore::create_private);
+    let closed = fixture.make_dir("closed", 0o700, OTHER);
+    let open = fixture.make_dir("open", 0o755, OTHER);
+    let file = |dir, name: &str, permissions| {
+        let number = fixture.create((dir, name), NewNode::File, permissions, OTHER);
+        let place = Place::Name { dir, name: name.into() };
+        let writes = vec![(0, b"text".to_vec())];
+        let data = Some(DataChange::Inline { writes, size_bytes: None, append: Vec::new() });
+        let change = InodeChange { data, ..InodeChange::default() };
+        let change = Request::Change { number, place: place.clone(), change, now: Timestamp(7, 8) };
+        fixture.call(&Requester::Owner, &change).unwrap();
+        (number, place)
+    };
+    let inner = file(closed, "file", 0o644);
+    let (secret, public) = (file(open, "secret", 0o600), file(open, "public", 0o644));
+    let name = |name: &str| Bytes(name.into());
+    let denied = ErrorKind::PermissionDenied;
+    let list = |dir| Request::List { dir, after: name("") };
+    for (request, expected) in [
+        (Request::Lookup { dir: closed, name: name("file") }, denied),
+        (Request::Lookup { dir: closed, name: name("missing") }, denied),
+        (list(closed), denied),
+        (Request::Find { number: inner.0, place: inner.1.clone() }, denied),
+        (Request::Find { number: inner.0 + 1000, place: inner.1.clone() }, denied),
+        (Request::Find { number: inner.0, place: Place::Linked(inner.0) }, ErrorKind::Stale),
+        (Request::Find { number: secret.0, place: Place::Linked(secret.0) }, ErrorKind::Stale),
+    ] {
+        assert_eq!(fixture.as_user(&request).unwrap_err(), expected, "{request:?}");
+    }
+    fixture.as_user(&list(open)).unwrap();
+    let content = |(number, place): &(u64, Place), requester: &Requester| {
+        let find = Request::Find { number: *number, place: place.clone() };
+        match fixture.call(requester, &find) {
+            Ok(Reply::Found(Some(found))) => found.inode.content,
+            other => panic!("{other:?}"),
+        }
+    };
+    let text = Content::Inline(b"text".to_vec());
+    assert_eq!(content(&public, &fixture.user), text);
+    assert_eq!(content(&secret, &fixture.user), Content::Hidden);
+    assert_eq!(content(&secret, &Requester::Owner), text);
+    // The entries of a snapshot are those that the user of the batch may read.
+    let batch = fixture.begin().number;
+    let entries = |dir, of| Request::Entries { batch, dir, of };
+    let listed = |request: &Request| match fixture.as_user(request) {
+        Ok(Reply::Entries(listed)) => listed,
+        other => panic!("{other:?}"),
+    };
+    let all = || EntriesOf::NamesAfter(name(""));
+    assert_eq!(listed(&entries(closed, all())), ListedEntries::Denied);
+    assert_eq!(listed(&entries(closed, EntriesOf::Name(name("file")))), ListedEntries::Denied);
+    assert_eq!(listed(&entries(1 << 40, all())), ListedEntries::Missing);
+    match listed(&entries(open, all())) {
+        ListedEntries::Last(entries) => assert_eq!(entries.len(), 2),
+        other => panic!("{other:?}"),
+    }
+    // Nobody else reads the snapshot of this batch.
+    let stranger = Requester::of_user(OTHER, OTHER, &[group()]);
+    assert_eq!(fixture.call(&stranger, &entries(open, all())).unwrap_err(), denied);
+    let long = EntriesOf::Name(Bytes(vec![b'x'; 256]));
+    assert_eq!(fixture.as_user(&entries(open, long)).unwrap_err(), ErrorKind::InvalidInput);
+    fixture.as_user(&Request::Abort { batch }).unwrap();
+    assert_eq!(fixture.as_user(&entries(open, all())).unwrap_err(), ErrorKind::Stale);
+}
+
+#[test]
+fn guesses_of_contents_show_nothing_in_a_private_store() {
+    let fixture = Fixture::with(BatchStore::create_private);
+    let dir = fixture.make_dir("dir", 0o755, OTHER);
+    let number = fixture.create((dir, "inbox"), NewNode::File, 0o622, OTHER);
+    let place = Place::Name { dir, name: b"inbox".to_vec() };
+    let change = |requester: &Requester, data| {
+        let change = InodeChange { data: Some(data), ..InodeChange::default() };
+        let (place, now) = (place.clone(), Timestamp(7, 8));
+        fixture.call(requester, &Request::Change { number, place, change, now }).map(drop)
+    };
+    let append =
+        |text: &[u8]| DataChange::Inline { writes: Vec::new(), size_bytes: None, append: text.to_vec() };
+    change(&Requester::Owner, append(b"text")).unwrap();
+    for guess in ["text", "guess"] {
+        let expected = Content::Inline(guess.into());
+        let replace = DataChange::Replace { expected, new: Content::Empty, size: FileSize::Exactly(0) };
+        assert_eq!(change(&fixture.user, replace), Err(ErrorKind::PermissionDenied), "{guess}");
+    }
+    // The user may write to the file.
+    change(&fixture.user, append(b" and more")).unwrap();
 }

@@ -48,11 +48,12 @@ pub fn verify_task(
         earlier: &task.earlier,
         conflicts: task.conflicts,
         certificate,
-        tables: open_submitted(&task.record, certificate, &snapshot, submitted, &cache)?,
+        tables: open_submitted(&task.record, task.reads, certificate, &snapshot, submitted, &cache)?,
         snapshot: &snapshot,
         current: TableSet::open(image, &cache, &task.current)?,
         store: task.store,
         now: task.now,
+        reads: task.reads,
         files: output.clone(),
     })?;
     output.sync()?;

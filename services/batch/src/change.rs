@@ -192,6 +192,7 @@ fn written(
     let mut bytes = match &inode.content {
         Content::Empty => Vec::new(),
         Content::Inline(bytes) => bytes.clone(),
+        Content::Hidden => return Err(Error::new(ErrorKind::PermissionDenied, "write to", "hidden bytes")),
         _ => return Err(conflict()),
     };
     let mut size = inode.size_bytes;

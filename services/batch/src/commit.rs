@@ -8,7 +8,7 @@ use quell_threads::{read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Result, Time};
 
 use crate::auxiliary::Auxiliary;
-use crate::batch::{BatchRecord, BatchState, Conflicts, Marker, PartState, Prepared};
+use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflicts, Marker, PartState, Prepared};
 use crate::certificate::Certificate;
 use crate::entry::Timestamp;
 use crate::files::TableFiles;
@@ -16,6 +16,7 @@ use crate::image::{Addition, Image};
 use crate::limits::of_file_system;
 use crate::names::Names;
 use crate::pinned_tables::TablePins;
+use crate::readable::ReadAccess;
 use crate::submitted::open_submitted;
 use crate::table::BlockCache;
 use crate::table_ref::TableRef;
@@ -119,6 +120,27 @@ struct Verifiers<'a> {
     changes: &'a SubmittedChanges<'a>,
     /// The present time.
     now: Timestamp,
+    /// The entries that the user of the batch may read.
+    reads: ReadAccess,
+}
+
+/// The rules of a store for commits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    /// Returns the present time.
+    pub(crate) clock: fn() -> Time,
+    /// The owner of a private store, which alone may read all entries.
+    pub(crate) private_to: Option<u32>,
+}
+
+impl Rules {
+    /// Returns the entries that a user may read.
+    pub(crate) fn reads_of(&self, caller: &BatchCaller) -> ReadAccess {
+        match self.private_to {
+            Some(owner) if owner != caller.uid => ReadAccess::Permitted,
+            _ => ReadAccess::All,
+        }
+    }
 }
 
 /// The results of the verification of all parts.
@@ -165,7 +187,7 @@ pub(crate) fn commit(
     number: u64,
     changes: &SubmittedChanges<'_>,
     auxiliary: Option<&dyn Auxiliary>,
-    clock: fn() -> Time,
+    rules: Rules,
     marker: Option<&Marker>,
 ) -> Result<BatchRecord> {
     if let Some(marker) = marker
@@ -179,10 +201,11 @@ pub(crate) fn commit(
     if let (Some(_), BatchState::Submitted { .. }) = (marker, &records.batch.state) {
         return Err(ended("it is submitted, so it is committed without a transaction of blobs"));
     }
+    let (reads, now) = (rules.reads_of(&records.batch.caller), || (rules.clock)().into());
     for _ in 0..REPETITIONS {
         // The verification needs no lock: the tables of the image never change.
         let base = Base::of(&mut write_lock(image).0)?;
-        let verifiers = Verifiers { auxiliary, changes, now: clock().into() };
+        let verifiers = Verifiers { auxiliary, changes, now: now(), reads };
         let verdicts = verify_all(&records, base, verifiers).map_err(of_file_system)?;
         let mut names = write_lock(image);
         if !names.0.is_changed_since(verdicts.change, verdicts.dirs.iter().copied()) {
@@ -191,7 +214,7 @@ pub(crate) fn commit(
     }
     let mut names = write_lock(image);
     let base = Base::of(&mut names.0)?;
-    let verifiers = Verifiers { auxiliary: None, changes, now: clock().into() };
+    let verifiers = Verifiers { auxiliary: None, changes, now: now(), reads };
     let verdicts = verify_all(&records, base, verifiers).map_err(of_file_system)?;
     end(&mut names.0, &records, verdicts, marker)
 }
@@ -224,6 +247,7 @@ fn verify_each(
             conflicts: verdicts.conflicts.count,
             current: current.refs.clone(),
             now: verifiers.now,
+            reads: verifiers.reads,
         };
         let by_auxiliary = verifiers.auxiliary.map(|auxiliary| auxiliary.verify(&task));
         let verified = match by_auxiliary.transpose().map(Option::flatten) {
@@ -265,11 +289,12 @@ fn verify_here(
             earlier: &task.earlier,
             conflicts: task.conflicts,
             certificate,
-            tables: open_submitted(&task.record, certificate, snapshot, submitted, cache)?,
+            tables: open_submitted(&task.record, task.reads, certificate, snapshot, submitted, cache)?,
             snapshot,
             current: current.clone(),
             store: task.store,
             now: task.now,
+            reads: task.reads,
             files: files.clone(),
         })?);
         Ok(())

@@ -9,6 +9,9 @@ use crate::limits::Quota;
 /// A change of one key: the new entry, or `None` to remove it.
 pub type KeyChange = (Key, Option<Entry>);
 
+/// A request for the entries of a directory to the server of a snapshot.
+pub type DirRequest = Box<dyn FnOnce() -> Result<()>>;
+
 /// The entries of a name space. The master image of a primary server and the private name space of
 /// a batch implement it, so both have the same rules ([`crate::Names`]).
 pub trait Entries {
@@ -47,6 +50,12 @@ pub trait Entries {
     /// # Errors
     /// The errors of fsync(2); then each later change fails.
     fn sync(&mut self) -> Result<()>;
+
+    /// Returns the request after which the names of a directory are known, if they must be requested.
+    /// Otherwise the first use of the directory makes it, while other operations wait.
+    fn dir_request(&self, _dir: u64) -> Option<DirRequest> {
+        None
+    }
 
     /// Returns the use and the limit of the store. `None` if these entries have no limits.
     fn quota(&self) -> Option<Quota> {

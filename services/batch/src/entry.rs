@@ -154,6 +154,9 @@ pub enum Content {
     },
     /// A file of the adopted tree.
     Adopted(Box<AdoptedFile>),
+    /// The server of a private store has removed the bytes and the extended attributes, because
+    /// the user may not read the file. No stored inode has this content.
+    Hidden,
 }
 
 impl Content {
@@ -235,7 +238,7 @@ impl Entry {
             Content::Inline(bytes) | Content::Target(bytes) => bytes.len(),
             Content::Parent { name, .. } => name.len(),
             Content::Adopted(file) => file.path.len(),
-            Content::Empty | Content::File(_) => 0,
+            Content::Empty | Content::File(_) | Content::Hidden => 0,
         };
         let xattrs = inode.xattrs.iter().map(|xattr| xattr.name.len() + xattr.value.len());
         OTHER_BYTES + content + xattrs.sum::<usize>()

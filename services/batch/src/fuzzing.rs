@@ -21,6 +21,7 @@ use crate::key::Key;
 use crate::limits::{LimitChange, Limits, NumberChange, QuotaSubject, UNLIMITED};
 use crate::names::Names;
 use crate::operations::fuzzing::{self as operations, Change};
+use crate::readable::ReadAccess;
 use crate::stored::{Description, decode, encode};
 use crate::table::{self, BlockCache, Table, TableLookups, TableWriter};
 use crate::table_ref::{TableRef, first_conflicts_of_batch, first_table_of_batch};
@@ -119,7 +120,17 @@ pub(crate) fn verification_task() -> VerificationTask {
     let record = seed_record();
     let current = [&[TableRef { number: 2, ..record.snapshot[0].clone() }], &record.snapshot[..]].concat();
     let now = Timestamp(1_700_000_000, 5);
-    VerificationTask { store: 1 << 100, batch: 3, earlier: Vec::new(), conflicts: 5, current, now, record }
+    let reads = ReadAccess::Permitted;
+    VerificationTask {
+        store: 1 << 100,
+        batch: 3,
+        earlier: Vec::new(),
+        conflicts: 5,
+        current,
+        now,
+        record,
+        reads,
+    }
 }
 
 /// Returns a verdict about this batch.

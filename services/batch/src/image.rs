@@ -266,6 +266,18 @@ impl Image {
         TableSet::open(&*self.files, &self.cache, tables)
     }
 
+    /// Opens the tables of the snapshot of a batch. Those that the image still has are open already.
+    ///
+    /// # Errors
+    /// The errors of the tables.
+    pub(crate) fn open_snapshot(&self, tables: &[TableRef]) -> Result<TableSet> {
+        let open = |table: &TableRef| match self.description.tables.iter().position(|known| known == table) {
+            Some(at) => Ok(self.tables.table(at)),
+            None => open_table(&*self.files, &self.cache, table),
+        };
+        tables.iter().map(open).collect::<Result<_>>().map(TableSet::new)
+    }
+
     /// Returns the tables of the image in `store`, and all batches, without opening the image.
     ///
     /// # Errors

@@ -31,6 +31,7 @@ mod memtable;
 mod merge;
 mod name_space;
 mod names;
+mod open_snapshots;
 mod operations;
 mod parts;
 mod permissions;
@@ -38,7 +39,9 @@ mod pinned_tables;
 mod primary;
 mod private;
 mod protocol;
+mod readable;
 mod reservations;
+mod served_snapshot;
 mod snapshots;
 mod stored;
 mod submit;
@@ -65,7 +68,7 @@ pub use change::{DataChange, FileSize, InodeChange, XATTRS_BYTES_MAX, XattrChang
 pub use check::{Checked, Problem, ProblemKind, check_tables};
 pub use commit::{SubmittedChanges, SubmittedVisitor};
 pub use commit_locks::CommitGuard;
-pub use entries::{Entries, KeyChange};
+pub use entries::{DirRequest, Entries, KeyChange};
 pub use entry::{
     ADOPTED_PATH_BYTES_MAX, AdoptedFile, Content, DEPTH_MAX, DataFile, Entry, FILES_OF_USERS, FIRST_INODE,
     INLINE_BYTES_MAX, Inode, ROOT, Timestamp, Xattr,
@@ -86,6 +89,8 @@ pub use protocol::{
     Attributes, AuxiliarySummary, Bytes, ListedName, PATHS_BYTES_MAX, PATHS_MAX, PROTOCOL, RenameRequest,
     Reply, Request, VerificationResult,
 };
+pub use readable::{EncodedEntry, EntriesOf, ListedEntries, ReadAccess};
+pub use served_snapshot::SnapshotServer;
 pub use snapshots::SnapshotSummary;
 pub use table::{BlockCache, Table, TableEntries, TableSummary, TableWriter};
 pub use table_dir::TableDir;

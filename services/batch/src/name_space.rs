@@ -70,12 +70,26 @@ pub trait NameSpace: Send + Sync {
     fn sync(&self) -> Result<()>;
 }
 
+/// Requests the names of directories that are not known yet, without the lock of the name space.
+pub(crate) fn request_dirs<E: Entries>(names: &RwLock<Names<E>>, dirs: &[u64]) -> Result<()> {
+    // Only the snapshot of a batch can be incomplete.
+    if E::IS_SHARED {
+        return Ok(());
+    }
+    for dir in dirs {
+        let request = read_lock(names).0.dir_request(*dir);
+        request.map_or(Ok(()), |request| request())?;
+    }
+    Ok(())
+}
+
 impl<E: Entries + Send + Sync> NameSpace for RwLock<Names<E>> {
     fn is_shared(&self) -> bool {
         E::IS_SHARED
     }
 
     fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
+        request_dirs(self, &[dir])?;
         read_lock(self).lookup(dir, name)
     }
 
@@ -88,26 +102,32 @@ impl<E: Entries + Send + Sync> NameSpace for RwLock<Names<E>> {
     }
 
     fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], u64, Kind) -> bool) -> Result<()> {
+        request_dirs(self, &[dir])?;
         read_lock(self).list(dir, after, visit)
     }
 
     fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<FoundNode> {
+        request_dirs(self, &[dir])?;
         write_lock(self).create(dir, name, node, new, now)
     }
 
     fn link(&self, node: (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<FoundNode> {
+        request_dirs(self, &[dir])?;
         write_lock(self).link(node, dir, name, now)
     }
 
     fn remove(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
+        request_dirs(self, &[dir])?;
         write_lock(self).remove(dir, name, now)
     }
 
     fn remove_dir(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
+        request_dirs(self, &[dir])?;
         write_lock(self).remove_dir(dir, name, now)
     }
 
     fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), mode: Rename, now: Time) -> Result<Renamed> {
+        request_dirs(self, &[from.0, to.0])?;
         write_lock(self).rename(from, to, mode, now)
     }
 

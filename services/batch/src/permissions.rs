@@ -4,7 +4,7 @@ use crate::batch::BatchCaller;
 use crate::entry::Inode;
 
 /// The rights of an access.
-const READ: u32 = 4;
+pub(crate) const READ: u32 = 4;
 pub(crate) const WRITE: u32 = 2;
 const SEARCH: u32 = 1;
 const STICKY: u32 = 0o1000;

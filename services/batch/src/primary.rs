@@ -12,7 +12,7 @@ use crate::auxiliary::Auxiliary;
 use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, Conflicts, Marker};
 use crate::certificate::Certificate;
 use crate::check::{Checked, Problem, check};
-use crate::commit::{SubmittedChanges, commit, ended, open_batch, open_parts, publish, roll_back};
+use crate::commit::{Rules, SubmittedChanges, commit, ended, open_batch, open_parts, publish, roll_back};
 use crate::commit_locks::{CommitGuard, CommitLocks};
 use crate::conflict_list;
 use crate::entries::Entries;
@@ -24,8 +24,10 @@ use crate::limits::{LimitChange, Quota, QuotaSubject};
 use crate::merge::Merge;
 use crate::name_space::NameSpace;
 use crate::names::{Names, Place};
+use crate::open_snapshots::OpenSnapshots;
 use crate::parts::{NewPart, abort, abort_part, join};
 use crate::private::PrivateEntries;
+use crate::readable::{EntriesOf, ListedEntries, readable_entries};
 use crate::snapshots::{SnapshotSummary, summaries};
 use crate::submitted::open_submitted;
 use crate::table::{Table, TableWriter};
@@ -45,8 +47,9 @@ const REASON_BYTES_MAX: usize = 1000;
 pub struct Primary {
     image: Arc<RwLock<Names<Image>>>,
     commits: CommitLocks,
-    /// Returns the present time.
-    clock: fn() -> Time,
+    /// The snapshots that clients read by requests.
+    snapshots: OpenSnapshots,
+    rules: Rules,
 }
 
 /// Receives a data file, and the directory and the name of its inode.
@@ -90,13 +93,20 @@ impl Primary {
     /// As for [`Image::open`].
     pub fn open(store: Arc<dyn KeyValue>, files: Arc<dyn TableFiles>) -> Result<Primary> {
         let image = Arc::new(RwLock::new(Names(Image::open(store, files)?)));
-        Ok(Primary { image, commits: CommitLocks::default(), clock: system_time })
+        let (commits, snapshots) = (CommitLocks::default(), OpenSnapshots::default());
+        Ok(Primary { image, commits, snapshots, rules: Rules { clock: system_time, private_to: None } })
     }
 
     /// Sets the clock with which the times that batches state are compared. By default it is the
     /// clock of the system.
     pub fn with_clock(self, clock: fn() -> Time) -> Primary {
-        Primary { clock, ..self }
+        Primary { rules: Rules { clock, ..self.rules }, ..self }
+    }
+
+    /// Makes the store a private one: users other than `owner` can read and change only the entries
+    /// that their permissions allow them to read.
+    pub fn private_to(self, owner: u32) -> Primary {
+        Primary { rules: Rules { private_to: Some(owner), ..self.rules }, ..self }
     }
 
     /// Returns the master image, for synchronous operations.
@@ -107,7 +117,29 @@ impl Primary {
     /// Returns the master image for a user whose client is not trusted. `stated` is the present
     /// time by the clock of the client, for a change of an inode.
     pub fn name_space_of(&self, caller: &BatchCaller, stated: Option<Time>) -> Arc<dyn NameSpace> {
-        Arc::new(UserNames::new(self.image.clone(), caller.clone(), stated))
+        let reads = self.rules.reads_of(caller);
+        Arc::new(UserNames::new(self.image.clone(), caller.clone(), reads, stated))
+    }
+
+    /// Returns entries of the snapshot of an open batch that its user may read.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no batch of this number; `Stale` if it has ended; the errors of tables.
+    pub fn entries_of_snapshot(&self, batch: u64, dir: u64, of: &EntriesOf) -> Result<ListedEntries> {
+        let record = self.batch(batch)?;
+        if record.state.has_ended() {
+            return Err(Error::new(ErrorKind::Stale, "read the snapshot of batch", batch.to_string()));
+        }
+        let snapshot = match self.snapshots.get(batch) {
+            Some(snapshot) => snapshot,
+            None => {
+                let names = read_lock(&self.image);
+                let snapshot = names.0.open_snapshot(&record.snapshot)?;
+                self.snapshots.insert(batch, snapshot.clone(), &names.0.batches()?);
+                snapshot
+            }
+        };
+        readable_entries(&snapshot, &record.caller, dir, of)
     }
 
     /// Begins a batch of a user whose client is not trusted, as [`begin`](Self::begin) does. While
@@ -198,7 +230,8 @@ impl Primary {
     ) -> Result<Vec<Arc<Table>>> {
         let names = read_lock(&self.image);
         let snapshot = names.0.open_tables(&record.snapshot)?;
-        open_submitted(record, certificate, &snapshot, files, names.0.cache())
+        let reads = self.rules.reads_of(&record.caller);
+        open_submitted(record, reads, certificate, &snapshot, files, names.0.cache())
     }
 
     /// Waits until no other thread commits or aborts the batch, and makes other threads wait until
@@ -238,7 +271,7 @@ impl Primary {
         guard: &CommitGuard<'_>,
         changes: &SubmittedChanges<'_>,
     ) -> Result<BatchRecord> {
-        commit(&self.image, guard.batch(), changes, None, self.clock, None)
+        commit(&self.image, guard.batch(), changes, None, self.rules, None)
     }
 
     /// As [`commit_with`](Self::commit_with), but an auxiliary server verifies the batch if there
@@ -252,7 +285,7 @@ impl Primary {
         guard: &CommitGuard<'_>,
         changes: &SubmittedChanges<'_>,
     ) -> Result<BatchRecord> {
-        commit(&self.image, guard.batch(), changes, Some(auxiliary), self.clock, None)
+        commit(&self.image, guard.batch(), changes, Some(auxiliary), self.rules, None)
     }
 
     /// Verifies a batch as [`commit_by`](Self::commit_by) does, and prepares it: its tables and its
@@ -275,7 +308,7 @@ impl Primary {
         changes: &SubmittedChanges<'_>,
         marker: &Marker,
     ) -> Result<BatchRecord> {
-        commit(&self.image, guard.batch(), changes, Some(auxiliary), self.clock, Some(marker))
+        commit(&self.image, guard.batch(), changes, Some(auxiliary), self.rules, Some(marker))
     }
 
     /// Adds the changes of a prepared batch to the image. The transaction of its marker, whose name

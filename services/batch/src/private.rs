@@ -1,7 +1,7 @@
 //! The private name space of a batch: the changes of a job over a snapshot of the master image.
 //!
 //! Changes are kept in memory up to a limit, and then in sorted tables in the directory of the
-//! batch. Nothing is requested from a server: inode numbers come from a range that belongs to the
+//! batch. A change needs no request to a server: inode numbers come from a range that belongs to the
 //! batch.
 
 use std::collections::HashMap;
@@ -11,13 +11,14 @@ use std::sync::Arc;
 use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::batch::BatchRecord;
-use crate::entries::{Entries, KeyChange};
+use crate::entries::{DirRequest, Entries, KeyChange};
 use crate::entry::{Content, Entry, Inode, LINKED, damaged};
 use crate::files::TableFiles;
 use crate::key::{Key, split};
 use crate::memtable::MemTable;
 use crate::merge::{InMemory, Merge, Source, list_merged};
 use crate::names::Names;
+use crate::served_snapshot::{ServedSnapshot, SnapshotServer};
 use crate::table::{BlockCache, Table, TableWriter};
 use crate::table_ref::TableRef;
 use crate::table_set::{TableSet, open_table};
@@ -29,9 +30,17 @@ pub const MEMORY_BYTES: usize = 64 << 20;
 /// Receives a directory, a name in it, and whether the name was removed.
 pub type NameVisitor<'a> = dyn FnMut(u64, &[u8], bool) -> Result<()> + 'a;
 
+/// The snapshot of a batch.
+enum Snapshot {
+    /// The tables of the snapshot.
+    Tables(TableSet),
+    /// The server, from which the entries are requested.
+    Served(Arc<ServedSnapshot>),
+}
+
 /// The private entries of a batch.
 pub struct PrivateEntries {
-    snapshot: TableSet,
+    snapshot: Snapshot,
     /// The tables of this batch.
     own: TableSet,
     /// The references to these tables, in the same order.
@@ -59,6 +68,16 @@ impl PrivateEntries {
     /// Returns a name space that is equal to a snapshot. New entries get inode numbers of `inodes`.
     pub(crate) fn new(
         snapshot: TableSet,
+        inodes: Range<u64>,
+        files: Arc<dyn TableFiles>,
+        cache: Arc<BlockCache>,
+        memory_bytes_max: usize,
+    ) -> PrivateEntries {
+        PrivateEntries::over(Snapshot::Tables(snapshot), inodes, files, cache, memory_bytes_max)
+    }
+
+    fn over(
+        snapshot: Snapshot,
         inodes: Range<u64>,
         files: Arc<dyn TableFiles>,
         cache: Arc<BlockCache>,
@@ -97,20 +116,24 @@ impl PrivateEntries {
         Ok(Names(PrivateEntries::new(snapshot, inodes, files, cache, memory_bytes_max)))
     }
 
-    /// Returns the name space of a batch of another process, for [`show`](Self::show). Each change
-    /// of it fails with `ReadOnly`, and it creates no table. `image` and `files` are as for
-    /// [`open`](Self::open).
-    ///
-    /// # Errors
-    /// The errors of the tables of the snapshot.
-    pub fn open_for_views(
+    /// Returns the private name space of a batch as [`open`](Self::open) does. The entries of the
+    /// snapshot are requested from a server.
+    pub fn open_served(
         record: &BatchRecord,
-        image: &dyn TableFiles,
+        server: Arc<dyn SnapshotServer>,
         files: Arc<dyn TableFiles>,
-    ) -> Result<Names<PrivateEntries>> {
-        let mut names = PrivateEntries::open(record, image, files, 0)?;
-        names.0.is_read_only = true;
-        Ok(names)
+        memory_bytes_max: usize,
+    ) -> Names<PrivateEntries> {
+        let cache = Arc::new(BlockCache::default());
+        let served = ServedSnapshot::new(server, files.clone(), cache.clone());
+        let snapshot = Snapshot::Served(Arc::new(served));
+        Names(PrivateEntries::over(snapshot, record.inodes.clone(), files, cache, memory_bytes_max))
+    }
+
+    /// Makes this the name space of a batch of another process, for [`show`](Self::show). Each
+    /// change of it fails with `ReadOnly`.
+    pub fn for_views(self) -> PrivateEntries {
+        PrivateEntries { is_read_only: true, ..self }
     }
 
     /// Passes the changes of the batch to `visit`, in the order of their keys. An empty value is a
@@ -132,7 +155,10 @@ impl PrivateEntries {
     pub(crate) fn in_snapshot(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         match self.is_own_dir(key) {
             true => Ok(None),
-            false => Ok(self.snapshot.get(key)?.filter(|value| !value.is_empty())),
+            false => match &self.snapshot {
+                Snapshot::Tables(tables) => Ok(tables.get(key)?.filter(|value| !value.is_empty())),
+                Snapshot::Served(served) => served.get(key),
+            },
         }
     }
 
@@ -268,12 +294,20 @@ impl Entries for PrivateEntries {
     fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], Entry) -> bool) -> Result<()> {
         let start = Key::of_name(dir, after);
         let start = start.as_bytes();
+        let known = match &self.snapshot {
+            Snapshot::Served(served) if !self.inodes.contains(&dir) => Some(served.with_dir(dir)?),
+            _ => None,
+        };
         let memory = self.memory.dir_after(dir, start);
         let memory: Box<dyn Source> = Box::new(InMemory(memory));
         let mut sources = vec![memory];
         sources.extend(self.own.sources_after(start));
-        if !self.inodes.contains(&dir) {
-            sources.extend(self.snapshot.sources_after(start));
+        match (&self.snapshot, &known) {
+            (_, Some(known)) => sources.extend(known.sources_after(dir, start)),
+            (Snapshot::Tables(tables), _) if !self.inodes.contains(&dir) => {
+                sources.extend(tables.sources_after(start));
+            }
+            _ => {}
         }
         list_merged(Merge::new(sources)?, dir, visit)
     }
@@ -281,6 +315,12 @@ impl Entries for PrivateEntries {
     fn apply(&mut self, changes: Vec<KeyChange>) -> Result<()> {
         if self.is_read_only {
             return Err(Error::new(ErrorKind::ReadOnly, "change", "a batch of another process"));
+        }
+        if let Snapshot::Served(served) = &self.snapshot
+            && served.has_hidden(changes.iter().map(|(key, _)| key.as_bytes()))?
+        {
+            let source = Some("its bytes are hidden from you; use the synchronous mode".into());
+            return Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "change a file of", "") });
         }
         let encoded: Vec<_> = changes
             .iter()
@@ -307,5 +347,15 @@ impl Entries for PrivateEntries {
 
     fn sync(&mut self) -> Result<()> {
         Ok(())
+    }
+
+    fn dir_request(&self, dir: u64) -> Option<DirRequest> {
+        match &self.snapshot {
+            Snapshot::Served(served) if !self.inodes.contains(&dir) && !served.is_known(dir) => {
+                let served = served.clone();
+                Some(Box::new(move || served.request_dir(dir).map(drop)))
+            }
+            _ => None,
+        }
     }
 }

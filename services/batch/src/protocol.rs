@@ -10,13 +10,14 @@ use crate::change::{DataChange, InodeChange};
 use crate::entry::{Content, INLINE_BYTES_MAX, Inode, Timestamp};
 use crate::limits::{LimitChange, Quota, QuotaSubject};
 use crate::names::{FoundNode, NewNode, Place, Removed, Renamed};
+use crate::readable::{EntriesOf, ListedEntries};
 use crate::snapshots::SnapshotSummary;
 use crate::task::VerificationTask;
 use crate::verdict::VERDICT_BYTES_MAX;
 
 /// The version of the protocol, and of the rules of the verification: an auxiliary server must not
 /// verify the batches of a primary server that has other rules.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 /// The largest length of the target of a symbolic link on Linux, in bytes.
 const TARGET_BYTES_MAX: usize = 4095;
 /// The largest length of the name of a batch, in bytes.
@@ -72,6 +73,7 @@ pub enum Request {
     SetLimit { subject: QuotaSubject, change: LimitChange },
     Resolve { batch: u64, paths: Option<Vec<Bytes>>, resolution: Resolution },
     Record { batch: u64 },
+    Entries { batch: u64, dir: u64, of: EntriesOf },
 }
 
 /// The end of a verification by an auxiliary server.
@@ -185,6 +187,8 @@ pub enum Reply {
     /// The quota of the whole store. `None` if the name space checks no limit before a commit.
     Quota(Option<Quota>),
     Resolved(Resolved),
+    /// Entries of the snapshot of a batch.
+    Entries(ListedEntries),
 }
 
 /// A name of a directory.
@@ -264,6 +268,11 @@ impl Request {
                 };
                 is_new_path && paths.as_ref().is_none_or(|paths| are_paths(paths))
             }
+            Request::Entries { of, .. } => match of {
+                EntriesOf::Inode => true,
+                EntriesOf::Name(name) => (1..=NAME_BYTES_MAX).contains(&name.0.len()),
+                EntriesOf::NamesAfter(after) => after.0.len() <= NAME_BYTES_MAX,
+            },
             Request::NextVerification { name } => name.len() <= AUXILIARY_NAME_BYTES_MAX,
             Request::Verdict { result, .. } => match result {
                 VerificationResult::Verified(verdict) => verdict.0.len() <= VERDICT_BYTES_MAX,
@@ -307,6 +316,7 @@ impl Request {
             | Request::SetLimit { .. }
             | Request::Resolve { .. }
             | Request::Record { .. }
+            | Request::Entries { .. }
             | Request::RollBack { .. } => {}
         }
     }
@@ -335,6 +345,7 @@ impl Request {
             | Request::Quota
             | Request::SetLimit { .. }
             | Request::Record { .. }
+            | Request::Entries { .. }
             | Request::RollBack { .. } => true,
             Request::Create { .. }
             | Request::Link { .. }
@@ -368,7 +379,7 @@ fn is_change(change: &InodeChange) -> bool {
     let is_content = |content: &Content| match content {
         Content::Empty | Content::File(_) => true,
         Content::Inline(bytes) => bytes.len() <= INLINE_BYTES_MAX,
-        Content::Target(_) | Content::Parent { .. } | Content::Adopted(_) => false,
+        Content::Target(_) | Content::Parent { .. } | Content::Adopted(_) | Content::Hidden => false,
     };
     let is_present = |content: &Content| match content {
         Content::Adopted(file) => file.has_valid_path(),

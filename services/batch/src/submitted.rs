@@ -8,6 +8,7 @@ use crate::batch::BatchRecord;
 use crate::certificate::{Certificate, ProofForm};
 use crate::files::TableFiles;
 use crate::operations;
+use crate::readable::ReadAccess;
 use crate::table::{BlockCache, Table};
 use crate::table_set::TableSet;
 
@@ -17,9 +18,11 @@ const TABLES_MAX: usize = 4096;
 const FOOTERS_BYTES_MAX: u64 = 256 << 20;
 
 /// Opens the tables of a batch, or the files of its log. Their number and the length of their
-/// footers are limited.
+/// footers are limited. A user who may not read all entries submits no log: the results of its
+/// operations would show the entries on which they are executed.
 pub(crate) fn open_submitted(
     record: &BatchRecord,
+    reads: ReadAccess,
     certificate: &Certificate,
     snapshot: &TableSet,
     files: &dyn TableFiles,
@@ -29,6 +32,11 @@ pub(crate) fn open_submitted(
         source: Some(reason.into()),
         ..Error::new(ErrorKind::InvalidInput, "commit a batch", "")
     };
+    if reads == ReadAccess::Permitted && certificate.form == ProofForm::Log {
+        return Err(refuse(
+            "it has an operation log, which only the owner of a private store can submit; use --proof certificate",
+        ));
+    }
     let ascends = certificate.tables.windows(2).all(|pair| pair[0].number < pair[1].number);
     if certificate.tables.len() > TABLES_MAX || !ascends {
         return Err(refuse("it has too many tables, or one of them twice"));

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::batch::BatchRecord;
 use crate::entry::Timestamp;
+use crate::readable::ReadAccess;
 use crate::table_ref::TableRef;
 
 /// A batch, or a part of one, that an auxiliary server is to verify, and the image on which it is
@@ -26,4 +27,6 @@ pub struct VerificationTask {
     pub current: Vec<TableRef>,
     /// The present time, by the clock of the primary server.
     pub now: Timestamp,
+    /// The entries of the snapshot that the user may read, and therefore change.
+    pub reads: ReadAccess,
 }

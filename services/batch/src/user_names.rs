@@ -3,8 +3,9 @@
 //! it. The checks are the same as those of the kernel for system calls, except that the owner of a
 //! file may always write to it. Every directory on the path is checked for each change.
 //!
-//! Names, attributes and contents are read without checks: all members of the group of a store can
-//! read its tables in any case.
+//! In a private store, names, attributes and contents are read only with the permissions of
+//! [`readable`](crate::readable). In other stores they are read without checks: all members of the
+//! group can read the tables in any case.
 
 use std::sync::{Arc, RwLock, RwLockWriteGuard};
 
@@ -16,9 +17,10 @@ use crate::change::{DataChange, InodeChange};
 use crate::entries::Entries;
 use crate::entry::{Content, DEPTH_MAX, FILES_OF_USERS, Inode, ROOT, damaged};
 use crate::limits::Quota;
-use crate::name_space::NameSpace;
+use crate::name_space::{NameSpace, request_dirs};
 use crate::names::{FoundNode, Names, NewNode, Place, Removed, Renamed};
-use crate::permissions::{SET_GROUP_ID, WRITE};
+use crate::permissions::{READ, SET_GROUP_ID, WRITE};
+use crate::readable::{ReadAccess, may_read, shown};
 
 /// The largest difference between the present time at which a client sends a request, and the
 /// present time that a program has read for the request before, in seconds.
@@ -29,6 +31,7 @@ const PRESENT_SECONDS: u64 = 60;
 pub struct UserNames<E> {
     names: Arc<RwLock<Names<E>>>,
     caller: BatchCaller,
+    reads: ReadAccess,
     stated: Option<Time>,
     /// The number of the batch to which the data files of the user belong.
     data_files_of: u64,
@@ -38,20 +41,52 @@ impl<E: Entries> UserNames<E> {
     /// Returns the name space for a user. `stated` is the present time by the clock of the client
     /// for a change of an inode; without it, the client has the same clock as the caller of the
     /// operations.
-    pub fn new(names: Arc<RwLock<Names<E>>>, caller: BatchCaller, stated: Option<Time>) -> UserNames<E> {
+    pub fn new(
+        names: Arc<RwLock<Names<E>>>,
+        caller: BatchCaller,
+        reads: ReadAccess,
+        stated: Option<Time>,
+    ) -> UserNames<E> {
         let data_files_of = FILES_OF_USERS + u64::from(caller.uid);
-        UserNames { names, caller, stated, data_files_of }
+        UserNames { names, caller, reads, stated, data_files_of }
     }
 
-    /// Returns the private name space of a batch for the user of the batch.
+    /// Returns the private name space of a batch for the user of the batch. Its snapshot has no
+    /// entry that the user may not read, or all users may read all entries.
     pub fn of_batch(names: Arc<RwLock<Names<E>>>, batch: &BatchRecord) -> UserNames<E> {
         let (caller, data_files_of) = (batch.caller.clone(), batch.number);
-        UserNames { names, caller, stated: None, data_files_of }
+        UserNames { names, caller, reads: ReadAccess::All, stated: None, data_files_of }
     }
 
-    /// Locks the name space from the check of an operation to its end.
-    fn checked<'a>(&'a self, operation: &'static str) -> (RwLockWriteGuard<'a, Names<E>>, Check<'a>) {
-        (write_lock(&self.names), Check { caller: &self.caller, operation })
+    fn check(&self, operation: &'static str) -> Check<'_> {
+        Check { caller: &self.caller, operation }
+    }
+
+    /// Locks the name space from the check of an operation, which changes names of `dirs`, to its
+    /// end.
+    fn checked<'a>(
+        &'a self,
+        operation: &'static str,
+        dirs: &[u64],
+    ) -> Result<(RwLockWriteGuard<'a, Names<E>>, Check<'a>)> {
+        request_dirs(&self.names, dirs)?;
+        Ok((write_lock(&self.names), self.check(operation)))
+    }
+
+    /// Returns an inode without the bytes that the user may not read.
+    fn shown(&self, inode: Inode) -> Inode {
+        match self.reads {
+            ReadAccess::All => inode,
+            ReadAccess::Permitted => shown(inode, &self.caller),
+        }
+    }
+
+    fn shown_node(&self, found: FoundNode) -> FoundNode {
+        FoundNode { inode: self.shown(found.inode), ..found }
+    }
+
+    fn shown_removed(&self, removed: Removed) -> Removed {
+        Removed { inode: self.shown(removed.inode), ..removed }
     }
 }
 
@@ -133,10 +168,19 @@ impl Check<'_> {
                 return Ok(found);
             }
             Place::Name { dir, name } => {
+                let reached = self.reachable_dir(names, *dir);
                 let found = names.lookup(*dir, name)?.filter(|found| found.inode.number == number);
-                if let Some(found) = found {
-                    self.reachable_dir(names, *dir)?;
-                    return Ok(found);
+                let is_of_caller = |found: &FoundNode| self.caller.owns(&found.inode);
+                match (reached, found) {
+                    (Ok(_), Some(found)) => return Ok(found),
+                    (Err(error), Some(_)) => return Err(error),
+                    // The error does not depend on the names of the directory.
+                    (Err(error), None)
+                        if !names.find(number, place).is_ok_and(|found| is_of_caller(&found)) =>
+                    {
+                        return Err(error);
+                    }
+                    _ => {}
                 }
             }
             Place::Linked(_) => {}
@@ -229,45 +273,71 @@ impl<E: Entries + Send + Sync> NameSpace for UserNames<E> {
     }
 
     fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
-        self.names.lookup(dir, name)
+        request_dirs(&self.names, &[dir])?;
+        let names = read_lock(&self.names);
+        if self.reads == ReadAccess::Permitted {
+            match self.check("look up").reachable_dir(&names, dir) {
+                Err(error) if error.kind == ErrorKind::Stale => return Ok(None),
+                checked => checked?,
+            };
+        }
+        Ok(names.lookup(dir, name)?.map(|found| self.shown_node(found)))
     }
 
     fn find(&self, number: u64, place: &Place) -> Result<FoundNode> {
-        self.names.find(number, place)
+        let names = read_lock(&self.names);
+        match self.reads {
+            ReadAccess::All => names.find(number, place),
+            ReadAccess::Permitted => {
+                let found = self.check("read the attributes of").reachable(&names, (number, place))?;
+                Ok(self.shown_node(found))
+            }
+        }
     }
 
     fn parent(&self, dir: u64) -> Result<(u64, Vec<u8>)> {
-        self.names.parent(dir)
+        let names = read_lock(&self.names);
+        if self.reads == ReadAccess::Permitted {
+            self.check("find the path of").reachable(&names, (dir, &Place::Dir(dir)))?;
+        }
+        names.parent(dir)
     }
 
     fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], u64, Kind) -> bool) -> Result<()> {
-        read_lock(&self.names).list(dir, after, visit)
+        request_dirs(&self.names, &[dir])?;
+        let names = read_lock(&self.names);
+        if self.reads == ReadAccess::Permitted {
+            let check = self.check("list");
+            let found = check.reachable(&names, (dir, &Place::Dir(dir)))?;
+            check.require(self.caller.has_access(&found.inode, READ))?;
+        }
+        names.list(dir, after, visit)
     }
 
     fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<FoundNode> {
-        let (mut names, check) = self.checked("create");
+        let (mut names, check) = self.checked("create", &[dir])?;
         let parent = check.changeable_dir(&names, dir)?;
         let new = check.new_entry(&parent, &node, new)?;
         names.create(dir, name, node, new, now)
     }
 
     fn link(&self, node: (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<FoundNode> {
-        let (mut names, check) = self.checked("link");
+        let (mut names, check) = self.checked("link", &[dir])?;
         let FoundNode { place, inode } = check.reachable(&names, node)?;
         check.changeable_dir(&names, dir)?;
         check.require_ownership(check.caller.may_link(&inode))?;
-        names.link((inode.number, &place), dir, name, now)
+        names.link((inode.number, &place), dir, name, now).map(|found| self.shown_node(found))
     }
 
     fn remove(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
-        let (mut names, check) = self.checked("remove");
+        let (mut names, check) = self.checked("remove", &[dir])?;
         let parent = check.changeable_dir(&names, dir)?;
         check.removable(&names, &parent, name)?;
-        names.remove(dir, name, now)
+        names.remove(dir, name, now).map(|removed| self.shown_removed(removed))
     }
 
     fn remove_dir(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
-        let (mut names, check) = self.checked("remove");
+        let (mut names, check) = self.checked("remove", &[dir])?;
         let parent = check.changeable_dir(&names, dir)?;
         check.removable(&names, &parent, name)?;
         names.remove_dir(dir, name, now)
@@ -280,7 +350,7 @@ impl<E: Entries + Send + Sync> NameSpace for UserNames<E> {
         mode: Rename,
         now: Time,
     ) -> Result<Renamed> {
-        let (mut names, check) = self.checked("rename");
+        let (mut names, check) = self.checked("rename", &[from_dir, to_dir])?;
         let old_parent = check.changeable_dir(&names, from_dir)?;
         let new_parent = check.changeable_dir(&names, to_dir)?;
         let moved = check.removable(&names, &old_parent, from)?;
@@ -291,15 +361,23 @@ impl<E: Entries + Send + Sync> NameSpace for UserNames<E> {
                 check.movable(target.as_ref())?;
             }
         }
-        names.rename((from_dir, from), (to_dir, to), mode, now)
+        let renamed = names.rename((from_dir, from), (to_dir, to), mode, now)?;
+        let replaced = renamed.replaced.map(|removed| self.shown_removed(removed));
+        Ok(Renamed { replaced, ..renamed })
     }
 
     fn change(&self, node: (u64, &Place), change: &InodeChange, now: Time) -> Result<Inode> {
-        let (mut names, check) = self.checked("change");
+        let (mut names, check) = self.checked("change", &[])?;
         let FoundNode { place, inode } = check.reachable(&names, node)?;
         let times = (now, self.stated.unwrap_or(now));
+        if self.reads == ReadAccess::Permitted
+            && let Some(DataChange::Replace { expected: Content::Inline(_), .. }) = change.data
+        {
+            // The result would show whether the user has guessed the bytes.
+            check.require(may_read(&inode, &self.caller))?;
+        }
         let change = check.change(&inode, change, times, self.data_files_of)?;
-        names.change((inode.number, &place), &change, now)
+        names.change((inode.number, &place), &change, now).map(|inode| self.shown(inode))
     }
 
     fn check_write(&self, node: (u64, &Place)) -> Result<()> {

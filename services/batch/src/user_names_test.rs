@@ -15,7 +15,12 @@ const OTHER_GROUP: u32 = 200;
 type Shared = Arc<RwLock<Names<MemoryEntries>>>;
 
 fn user(names: &Shared) -> UserNames<MemoryEntries> {
-    UserNames::new(names.clone(), BatchCaller { uid: USER, gid: USER, groups: vec![GROUP] }, None)
+    user_with(names, ReadAccess::All)
+}
+
+fn user_with(names: &Shared, reads: ReadAccess) -> UserNames<MemoryEntries> {
+    let caller = BatchCaller { uid: USER, gid: USER, groups: vec![GROUP] };
+    UserNames::new(names.clone(), caller, reads, None)
 }
 
 fn names() -> Shared {
@@ -277,4 +282,73 @@ fn a_write_of_the_owner_removes_the_set_group_id_bit_of_a_group_without_the_owne
         assert_eq!(change(&user, (&file, &at), &append()), Ok(()));
         assert_eq!(names.find(file.number, &at).unwrap().inode.mode & 0o7777, left, "{gid}");
     }
+}
+
+#[test]
+fn reads_of_a_private_store_need_permissions() {
+    let names = names();
+    let user = user_with(&names, ReadAccess::Permitted);
+    let dirs = [(0o755, true, true), (0o711, true, false), (0o744, false, true), (0o700, false, false)];
+    for (number, (permissions, may_search, may_list)) in dirs.into_iter().enumerate() {
+        let name = number.to_string().into_bytes();
+        let dir = make(&names, ROOT, &name, NewNode::Dir, new(permissions, 1, 1)).number;
+        let below = make(&names, dir, b"below", NewNode::Dir, new(0o777, 1, 1)).number;
+        let file = make(&names, dir, b"file", NewNode::File, new(0o644, 1, 1)).number;
+        let deep = make(&names, below, b"deep", NewNode::File, new(0o644, 1, 1)).number;
+        let searched = if may_search { Ok(()) } else { DENIED };
+        assert_eq!(kind(user.lookup(dir, b"file")), searched, "{permissions:o}");
+        assert_eq!(kind(user.lookup(dir, b"missing")), searched);
+        assert_eq!(kind(user.lookup(below, b"deep")), searched);
+        assert_eq!(kind(user.find(file, &place(dir, b"file"))), searched);
+        assert_eq!(kind(user.find(deep, &place(below, b"deep"))), searched);
+        assert_eq!(kind(user.find(below, &Place::Dir(below))), searched);
+        assert_eq!(kind(user.parent(below)), searched);
+        assert_eq!(kind(user.list(below, b"", &mut |_, _, _| true)), searched);
+        assert_eq!(kind(user.list(dir, b"", &mut |_, _, _| true)), if may_list { Ok(()) } else { DENIED });
+        // The attributes of the directory itself need no permission for it.
+        user.find(dir, &Place::Dir(dir)).unwrap();
+        // A client that knows only the number of a file with two names cannot find it.
+        names.link((file, &place(dir, b"file")), dir, b"second", NOW).unwrap();
+        assert_eq!(kind(user.find(file, &Place::Linked(file))), Err(ErrorKind::Stale));
+        assert_eq!(kind(user.find(file, &place(dir, b"second"))), searched);
+    }
+}
+
+#[test]
+fn replies_of_a_private_store_have_no_bytes_that_the_user_may_not_read() {
+    let names = names();
+    let user = user_with(&names, ReadAccess::Permitted);
+    let dir = make(&names, ROOT, b"dir", NewNode::Dir, new(0o777, 1, 1)).number;
+    let modes =
+        [(0o644, 1, 1, true), (0o600, 1, 1, false), (0o640, 1, GROUP, true), (0o604, 1, GROUP, false)];
+    let own = (0o200, USER, USER, true);
+    for (permissions, uid, gid, is_shown) in modes.into_iter().chain([own]) {
+        let number = make(&names, dir, b"file", NewNode::File, new(permissions, uid, gid)).number;
+        let at = place(dir, b"file");
+        names.change((number, &at), &append(), NOW).unwrap();
+        let set = XattrChange::Set(b"user.a".to_vec(), b"b".to_vec(), SetXattr::Any);
+        let set = InodeChange { xattr: Some(set), ..InodeChange::default() };
+        names.change((number, &at), &set, NOW).unwrap();
+        let check = |inode: &Inode| {
+            let shown = (inode.content == Content::Inline(b"x".to_vec()), !inode.xattrs.is_empty());
+            assert_eq!(shown, (is_shown, is_shown), "{permissions:o}");
+            assert_eq!(inode.content == Content::Hidden, !is_shown);
+            assert_eq!(inode.size_bytes, 1);
+        };
+        check(&user.lookup(dir, b"file").unwrap().unwrap().inode);
+        check(&user.find(number, &at).unwrap().inode);
+        make(&names, dir, b"other", NewNode::File, new(0o644, 1, 1));
+        let renamed = user.rename((dir, b"other"), (dir, b"file"), Rename::Replace, NOW).unwrap();
+        check(&renamed.replaced.unwrap().inode);
+        user.remove(dir, b"file", NOW).unwrap();
+    }
+    // A user who may write to a file, and may not read it.
+    let number = make(&names, dir, b"inbox", NewNode::File, new(0o622, 1, 1)).number;
+    let at = place(dir, b"inbox");
+    names.change((number, &at), &append(), NOW).unwrap();
+    let changed = user.change((number, &at), &append(), NOW).unwrap();
+    assert_eq!((changed.content, changed.size_bytes), (Content::Hidden, 2));
+    let stored = names.find(number, &at).unwrap().inode;
+    assert_eq!(stored.content, Content::Inline(b"xx".to_vec()));
+    assert_eq!(user.remove(dir, b"inbox", NOW).unwrap().inode.content, Content::Hidden);
 }

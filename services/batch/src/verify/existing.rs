@@ -10,6 +10,10 @@ use crate::batch::ConflictReason;
 use crate::certificate::{PreImage, ProofForm};
 use crate::entry::{Entry, Inode, LINKED};
 use crate::key::Key;
+use crate::readable::is_hidden;
+
+/// The reason for which a batch is refused that changes an entry which its user may not read.
+const UNREADABLE: &str = "a directory is neither new nor one of the snapshot that the user may read";
 
 impl Pass<'_> {
     /// Compares an entry of a directory of the snapshot with the snapshot and the current image.
@@ -20,6 +24,7 @@ impl Pass<'_> {
         key: &[u8],
         value: &[u8],
     ) -> Result<()> {
+        self.check_readable_dir(dir, name)?;
         if self.dir.as_ref().is_none_or(|current| current.dir != dir) {
             self.end_existing_dir()?;
             self.begin_existing_dir(dir)?;
@@ -29,6 +34,11 @@ impl Pass<'_> {
         current.pre_image.add(name, before.as_deref());
         let refusal = current.refusal;
         let before = before.map(|value| Entry::decode(&value)).transpose()?;
+        if let (true, Some(Entry::Inode(before))) = (self.readable.is_some(), &before)
+            && is_hidden(before, &self.submission.record.caller)
+        {
+            return Err(refused(UNREADABLE));
+        }
         let after = if value.is_empty() { None } else { Some(Entry::decode(value)?) };
         match dir {
             LINKED => return self.linked_entry(name, key, value, before, after),
@@ -90,6 +100,19 @@ impl Pass<'_> {
                 self.keep_as_other_name(dir, name, after, reason)
             }
         }
+    }
+
+    /// Checks that the user may read the entry at a name of a directory of the snapshot. The error is
+    /// the same for directories that do not exist. The user knows an inode with several names, whose
+    /// hash the certificate has, only after having read it.
+    fn check_readable_dir(&mut self, dir: u64, name: &[u8]) -> Result<()> {
+        let Some(readable) = &mut self.readable else { return Ok(()) };
+        let is_readable = match name {
+            _ if dir == LINKED => true,
+            [] => readable.show_inode_of(dir)?,
+            _ => readable.contain(dir)?,
+        };
+        if is_readable { Ok(()) } else { Err(refused(UNREADABLE)) }
     }
 
     /// Records a new name of an inode of the snapshot.

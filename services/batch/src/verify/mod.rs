@@ -12,6 +12,9 @@
 //! - The changes of inodes of the snapshot are collected, since the names of one inode may be in
 //!   several directories, and merged at the end ([`resolve`]).
 //!
+//! In a private store, the user may change only entries of the snapshot that the user may read.
+//! Otherwise the result of a forged batch would show the others.
+//!
 //! The whole batch is refused if a statement of the certificate is not true, or if no sequence of
 //! operations can make a change. A change that is in conflict with a change of others since the
 //! snapshot is left out, and listed.
@@ -37,6 +40,7 @@ use quell_vfs::{NAME_BYTES_MAX, Result};
 use crate::certificate::{ProofForm, snapshot_hash};
 use crate::entry::LINKED;
 use crate::key::split;
+use crate::readable::{ReadAccess, SearchableDirs};
 use crate::table_ref::first_table_of_batch;
 use crate::usage::UsageChanges;
 use crate::verdict::Verdict;
@@ -74,7 +78,12 @@ pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
     if !tables_match {
         return Err(refused("the tables do not match the certificate"));
     }
+    let readable = match submission.reads {
+        ReadAccess::All => None,
+        ReadAccess::Permitted => Some(SearchableDirs::new(submission.snapshot, &record.caller)),
+    };
     let mut pass = Pass {
+        readable,
         accesses: Accesses::new(record, submission.snapshot, submission.current.clone(), submission.earlier),
         in_snapshot: submission.snapshot.lookups(),
         in_image: submission.current.lookups(),

@@ -176,7 +176,7 @@ impl Pass<'_> {
             }
             Content::Parent { .. } => kind == Kind::Dir,
             // Only the creation of a store adopts files.
-            Content::Adopted(_) => false,
+            Content::Adopted(_) | Content::Hidden => false,
         };
         let sizes = inode.xattrs.iter().map(|xattr| xattr.name.len() + xattr.value.len());
         let are_xattrs_permitted = inode.xattrs.windows(2).all(|pair| pair[0].name < pair[1].name)

@@ -17,6 +17,7 @@ use crate::certificate::Certificate;
 use crate::entry::{Content, Entry, Inode, LINKED, ROOT, Timestamp};
 use crate::files::TableFiles;
 use crate::key::Key;
+use crate::readable::{ReadAccess, SearchableDirs};
 use crate::table::Table;
 use crate::table_set::{SetLookups, TableSet};
 use crate::usage::UsageChanges;
@@ -41,6 +42,8 @@ pub(crate) struct Submission<'a> {
     pub(crate) store: u128,
     /// The present time.
     pub(crate) now: Timestamp,
+    /// The entries of the snapshot that the user may read, and therefore change.
+    pub(crate) reads: ReadAccess,
     /// The directory of the image's tables.
     pub(crate) files: Arc<dyn TableFiles>,
 }
@@ -49,6 +52,8 @@ pub(crate) struct Submission<'a> {
 pub(super) struct Pass<'a> {
     pub(super) submission: Submission<'a>,
     pub(super) accesses: Accesses<'a>,
+    /// The directories whose entries the user may read. `None` if the user may read all entries.
+    pub(super) readable: Option<SearchableDirs<'a>>,
     pub(super) numbers: Numbers,
     /// Look-ups of the keys of the batch in the snapshot, and in the current image.
     pub(super) in_snapshot: SetLookups,

@@ -1,0 +1,274 @@
+//! The entries of a private store that a user may read.
+//!
+//! The permission to search a directory and all directories above it permits to look names up in
+//! the directory and to read their attributes. The permission to read the directory permits to list
+//! it. The permission to read a file permits to read its bytes and its extended attributes. The
+//! owner of a file or directory could give these permissions to itself, and has them.
+
+use std::collections::HashMap;
+
+use quell_vfs::{Kind, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::batch::BatchCaller;
+use crate::entry::{Content, DEPTH_MAX, Entry, Inode, ROOT, damaged};
+use crate::key::{Key, split};
+use crate::merge::Merge;
+use crate::permissions::READ;
+use crate::protocol::Bytes;
+use crate::table_set::TableSet;
+
+/// No more entries are added to a part of a list when it has this many bytes.
+const LISTED_BYTES: usize = 256 << 10;
+
+/// The entries of a store that a user may read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReadAccess {
+    /// All entries.
+    All,
+    /// The entries that their permissions allow the user to read.
+    Permitted,
+}
+
+/// The entries of a directory that a client requests.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EntriesOf {
+    /// The inode of the directory.
+    Inode,
+    /// The entry of a name.
+    Name(Bytes),
+    /// The next entries after a name.
+    NamesAfter(Bytes),
+}
+
+/// A key and its entry, which is encoded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EncodedEntry {
+    /// The key.
+    pub key: Bytes,
+    /// The entry.
+    pub entry: Bytes,
+}
+
+/// Entries of a directory, in the order of their names. The inode of a directory, and that of a file
+/// with several names, follows the entry of the name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ListedEntries {
+    /// The entries, after which the directory has no further names. A request for one entry has
+    /// this reply.
+    Last(Vec<EncodedEntry>),
+    /// The entries, after which the directory has further names.
+    Part(Vec<EncodedEntry>),
+    /// The snapshot has no such directory.
+    Missing,
+    /// The user may look names up in the directory, and may not list it.
+    NotListable,
+    /// The user may not look names up in the directory, or not reach it.
+    Denied,
+}
+
+/// The directories of a snapshot that a user may search and reach.
+pub(crate) struct SearchableDirs<'a> {
+    snapshot: &'a TableSet,
+    caller: &'a BatchCaller,
+    known: HashMap<u64, bool>,
+}
+
+impl<'a> SearchableDirs<'a> {
+    pub(crate) fn new(snapshot: &'a TableSet, caller: &'a BatchCaller) -> SearchableDirs<'a> {
+        SearchableDirs { snapshot, caller, known: HashMap::new() }
+    }
+
+    /// Returns whether the user may search a directory and all directories above it. False if there
+    /// is no such directory.
+    ///
+    /// # Errors
+    /// The errors of tables; `Damaged`.
+    pub(crate) fn contain(&mut self, dir: u64) -> Result<bool> {
+        let mut path = Vec::new();
+        let mut at = dir;
+        let is_searchable = loop {
+            if let Some(known) = self.known.get(&at) {
+                break *known;
+            }
+            path.push(at);
+            let Some(inode) = self.dir(at)? else { break false };
+            if !may_search(&inode, self.caller) {
+                break false;
+            }
+            if at == ROOT {
+                break true;
+            }
+            if path.len() > DEPTH_MAX {
+                return Err(damaged("the path of a directory"));
+            }
+            at = above(&inode)?;
+        };
+        // The directories on the path down to one that is not searchable may be searchable
+        // themselves, but cannot be reached. One above it can.
+        match is_searchable {
+            true => self.known.extend(path.into_iter().map(|dir| (dir, true))),
+            false => _ = self.known.insert(dir, false),
+        }
+        Ok(is_searchable)
+    }
+
+    /// Returns whether the user may read the attributes of a directory.
+    ///
+    /// # Errors
+    /// As for [`contain`](Self::contain).
+    pub(crate) fn show_inode_of(&mut self, dir: u64) -> Result<bool> {
+        match self.dir(dir)? {
+            Some(_) if dir == ROOT => Ok(true),
+            Some(inode) => self.contain(above(&inode)?),
+            None => Ok(false),
+        }
+    }
+
+    fn dir(&self, dir: u64) -> Result<Option<Inode>> {
+        match self.snapshot.entry(&Key::of_dir(dir))? {
+            Some(Entry::Inode(inode)) => Ok(Some(inode)),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Returns the directory that contains a directory.
+fn above(inode: &Inode) -> Result<u64> {
+    match inode.content {
+        Content::Parent { dir, .. } => Ok(dir),
+        _ => Err(damaged("a directory")),
+    }
+}
+
+/// Returns whether a user may look names up in a directory that the user can reach.
+pub(crate) fn may_search(dir: &Inode, caller: &BatchCaller) -> bool {
+    caller.owns(dir) || caller.may_search(dir)
+}
+
+/// Returns whether a user may list a directory, or read the bytes of a file.
+pub(crate) fn may_read(inode: &Inode, caller: &BatchCaller) -> bool {
+    caller.owns(inode) || caller.has_access(inode, READ)
+}
+
+/// Returns entries of a directory of a snapshot.
+///
+/// # Errors
+/// The errors of tables; `Damaged`.
+pub(crate) fn readable_entries(
+    snapshot: &TableSet,
+    caller: &BatchCaller,
+    dir: u64,
+    of: &EntriesOf,
+) -> Result<ListedEntries> {
+    let mut dirs = SearchableDirs::new(snapshot, caller);
+    let Some(inode) = dirs.dir(dir)? else { return Ok(ListedEntries::Missing) };
+    let is_permitted = match of {
+        EntriesOf::Inode => dirs.show_inode_of(dir)?,
+        EntriesOf::Name(_) | EntriesOf::NamesAfter(_) => dirs.contain(dir)?,
+    };
+    if !is_permitted {
+        return Ok(ListedEntries::Denied);
+    }
+    let mut list = List { snapshot, caller, entries: Vec::new() };
+    match of {
+        EntriesOf::Inode => list.add_stored(&Key::of_dir(dir))?,
+        EntriesOf::Name(Bytes(name)) => list.add_stored(&Key::of_name(dir, name))?,
+        EntriesOf::NamesAfter(_) if !may_read(&inode, caller) => return Ok(ListedEntries::NotListable),
+        EntriesOf::NamesAfter(Bytes(after)) => {
+            if !list.add_names(dir, after)? {
+                return Ok(ListedEntries::Part(list.entries));
+            }
+        }
+    }
+    Ok(ListedEntries::Last(list.entries))
+}
+
+/// The entries of a reply.
+struct List<'a> {
+    snapshot: &'a TableSet,
+    caller: &'a BatchCaller,
+    entries: Vec<EncodedEntry>,
+}
+
+impl List<'_> {
+    /// Adds entries after a name, and returns whether they are the last ones.
+    fn add_names(&mut self, dir: u64, after: &[u8]) -> Result<bool> {
+        let start = Key::of_name(dir, after);
+        let mut merge = Merge::new(self.snapshot.sources_after(start.as_bytes()).collect())?;
+        let mut bytes = 0;
+        while let Some((key, entry)) = merge.next()? {
+            match split(key) {
+                Some((found, _)) if found != dir => break,
+                Some((_, name)) if !name.is_empty() && !entry.is_empty() => {
+                    if bytes >= LISTED_BYTES {
+                        return Ok(false);
+                    }
+                    let first = self.entries.len();
+                    self.add(key, entry)?;
+                    let added = self.entries[first..].iter();
+                    bytes += added.map(|added| added.key.0.len() + added.entry.0.len()).sum::<usize>();
+                }
+                _ => {}
+            }
+        }
+        Ok(true)
+    }
+
+    /// Adds the entry of a key, if there is one.
+    fn add_stored(&mut self, key: &Key) -> Result<()> {
+        match self.snapshot.get(key.as_bytes())?.filter(|entry| !entry.is_empty()) {
+            Some(entry) => self.add(key.as_bytes(), &entry),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds an entry, and the inode to which it refers.
+    fn add(&mut self, key: &[u8], entry: &[u8]) -> Result<()> {
+        let decoded = Entry::decode(entry)?;
+        let shown = match &decoded {
+            Entry::Inode(inode) => {
+                shown_in_snapshot(inode, self.caller).map(|inode| Entry::Inode(inode).encode())
+            }
+            Entry::Dir { .. } | Entry::Link { .. } => None,
+        };
+        let entry = Bytes(shown.unwrap_or_else(|| entry.to_vec()));
+        self.entries.push(EncodedEntry { key: Bytes(key.to_vec()), entry });
+        match decoded {
+            Entry::Inode(_) => Ok(()),
+            Entry::Dir { inode } => self.add_stored(&Key::of_dir(inode)),
+            Entry::Link { inode, .. } => self.add_stored(&Key::of_linked(inode)),
+        }
+    }
+}
+
+/// Returns whether a user may not read all parts of an inode. The extended attributes of a directory
+/// are also for users who may change its names: their batches state a hash of the whole inode.
+pub(crate) fn is_hidden(inode: &Inode, caller: &BatchCaller) -> bool {
+    let has_parts = matches!(inode.content, Content::Inline(_)) || !inode.xattrs.is_empty();
+    let is_dir = matches!(inode.kind(), Ok(Kind::Dir));
+    has_parts && !may_read(inode, caller) && !(is_dir && caller.may_change_names(inode))
+}
+
+/// Returns the inode for a reply about a snapshot, if the user may not read all parts of it. A batch
+/// cannot change a file whose content is hidden.
+fn shown_in_snapshot(inode: &Inode, caller: &BatchCaller) -> Option<Inode> {
+    is_hidden(inode, caller).then(|| {
+        let content = match &inode.content {
+            Content::Parent { dir, name } => Content::Parent { dir: *dir, name: name.clone() },
+            _ => Content::Hidden,
+        };
+        Inode { content, xattrs: Vec::new(), ..inode.clone() }
+    })
+}
+
+/// Returns an inode of the master image without the parts that the user may not read.
+pub(crate) fn shown(mut inode: Inode, caller: &BatchCaller) -> Inode {
+    if !may_read(&inode, caller) {
+        inode.xattrs = Vec::new();
+        if let Content::Inline(_) = inode.content {
+            inode.content = Content::Hidden;
+        }
+    }
+    inode
+}

@@ -1,0 +1,256 @@
+//! A snapshot whose tables this process may not open. The server returns the entries that the user
+//! of the batch may read. A directory is requested when it is used first, and its entries are kept:
+//! a snapshot does not change.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, RwLock, RwLockReadGuard};
+
+use quell_threads::{read_lock, write_lock};
+use quell_vfs::{Error, ErrorKind, Result};
+
+use crate::entry::{Content, Entry, Inode, LINKED, damaged};
+use crate::files::TableFiles;
+use crate::key::split;
+use crate::memtable::MemTable;
+use crate::merge::{InMemory, Source};
+use crate::protocol::Bytes;
+use crate::readable::{EncodedEntry, EntriesOf, ListedEntries};
+use crate::table::{BlockCache, Table, TableWriter};
+use crate::table_set::TableSet;
+
+/// The memory for entries that are not in a table yet, in bytes.
+const MEMORY_BYTES_MAX: usize = 32 << 20;
+/// The number of the first table. The name of its file is removed before the first write, so no file
+/// remains. The numbers of two processes differ, unless they are on different nodes.
+const FIRST_TABLE: u64 = 1 << 56;
+const TABLES_OF_PROCESS: u64 = 1 << 20;
+
+/// The server of a snapshot.
+pub trait SnapshotServer: Send + Sync {
+    /// Returns entries of a directory that the user of the batch may read.
+    ///
+    /// # Errors
+    /// The errors of requests. They are not kept: a later request can succeed.
+    fn entries(&self, dir: u64, of: EntriesOf) -> Result<ListedEntries>;
+}
+
+/// A snapshot that is read by requests to the server.
+pub(crate) struct ServedSnapshot {
+    server: Arc<dyn SnapshotServer>,
+    files: Arc<dyn TableFiles>,
+    cache: Arc<BlockCache>,
+    known: RwLock<KnownEntries>,
+}
+
+/// The entries that the server has returned. An empty value states that a key has no entry.
+#[derive(Default)]
+pub(crate) struct KnownEntries {
+    memory: MemTable,
+    tables: TableSet,
+    dirs: HashMap<u64, KnownDir>,
+    /// The directories that have inodes with hidden content.
+    hidden: HashSet<u64>,
+}
+
+/// A directory that was requested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KnownDir {
+    /// All names are known.
+    Whole,
+    /// The user may look names up, but may not list them.
+    Unlisted,
+}
+
+impl ServedSnapshot {
+    pub(crate) fn new(
+        server: Arc<dyn SnapshotServer>,
+        files: Arc<dyn TableFiles>,
+        cache: Arc<BlockCache>,
+    ) -> ServedSnapshot {
+        ServedSnapshot { server, files, cache, known: RwLock::default() }
+    }
+
+    /// Returns the value of a key. `None` if there is none.
+    ///
+    /// # Errors
+    /// `PermissionDenied` if the user may not read the entry; as for [`SnapshotServer::entries`]; the
+    /// errors of tables.
+    pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let Some((dir, name)) = split(key) else { return Ok(None) };
+        let found = match self.known(key, dir, name)? {
+            Some(value) => value,
+            None => {
+                match name {
+                    [] => self.request_entry(key, dir, EntriesOf::Inode)?,
+                    name if self.request_dir(dir)? == KnownDir::Unlisted => {
+                        self.request_entry(key, dir, EntriesOf::Name(Bytes(name.to_vec())))?;
+                    }
+                    _ => {}
+                }
+                self.known(key, dir, name)?.unwrap_or_default()
+            }
+        };
+        Ok(Some(found).filter(|value| !value.is_empty()))
+    }
+
+    /// Returns whether a directory was requested already.
+    pub(crate) fn is_known(&self, dir: u64) -> bool {
+        read_lock(&self.known).dirs.contains_key(&dir)
+    }
+
+    /// Returns the known value of a key, which is empty if the key has no entry. `None` if it
+    /// must be requested.
+    fn known(&self, key: &[u8], dir: u64, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        let known = read_lock(&self.known);
+        // The inode of a file with several names is returned with each of the names.
+        let is_absent = dir == LINKED || !name.is_empty() && known.dirs.get(&dir) == Some(&KnownDir::Whole);
+        Ok(known.get(key)?.or_else(|| is_absent.then(Vec::new)))
+    }
+
+    /// Returns the known entries, with all names of a directory. No entry can be added until the
+    /// returned value is dropped.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get).
+    pub(crate) fn with_dir(&self, dir: u64) -> Result<RwLockReadGuard<'_, KnownEntries>> {
+        match self.request_dir(dir)? {
+            KnownDir::Whole => Ok(read_lock(&self.known)),
+            KnownDir::Unlisted => Err(denied("list")),
+        }
+    }
+
+    /// Returns whether the content of the inode at one of the keys is hidden.
+    ///
+    /// # Errors
+    /// The errors of tables.
+    pub(crate) fn has_hidden<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Result<bool> {
+        let known = read_lock(&self.known);
+        for key in keys {
+            if split(key).is_some_and(|(dir, _)| known.hidden.contains(&dir))
+                && let Some(value) = known.get(key)?.filter(|value| !value.is_empty())
+                && is_hidden(&value)?
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Requests one entry, and records that it does not exist if the server does not return it.
+    fn request_entry(&self, key: &[u8], dir: u64, of: EntriesOf) -> Result<()> {
+        let listed = match self.server.entries(dir, of)? {
+            ListedEntries::Last(entries) => entries,
+            ListedEntries::Missing => Vec::new(),
+            ListedEntries::Denied => return Err(denied("look up names in")),
+            ListedEntries::Part(_) | ListedEntries::NotListable => return Err(unexpected()),
+        };
+        let mut known = write_lock(&self.known);
+        self.add(&mut known, dir, &listed)?;
+        match known.get(key)? {
+            Some(_) => Ok(()),
+            None => self.add_one(&mut known, key, b""),
+        }
+    }
+
+    /// Requests all names of a directory, unless they are known. No lock is held meanwhile: if
+    /// another thread does the same, it adds the same entries.
+    pub(crate) fn request_dir(&self, dir: u64) -> Result<KnownDir> {
+        if let Some(known) = read_lock(&self.known).dirs.get(&dir) {
+            return Ok(*known);
+        }
+        let mut after = Vec::new();
+        let state = loop {
+            match self.server.entries(dir, EntriesOf::NamesAfter(Bytes(after.clone())))? {
+                ListedEntries::Last(entries) => {
+                    self.add(&mut write_lock(&self.known), dir, &entries)?;
+                    break KnownDir::Whole;
+                }
+                ListedEntries::Part(entries) => {
+                    let last = self.add(&mut write_lock(&self.known), dir, &entries)?;
+                    after = last.filter(|last| *last > after).ok_or_else(unexpected)?;
+                }
+                ListedEntries::Missing if after.is_empty() => break KnownDir::Whole,
+                ListedEntries::NotListable if after.is_empty() => break KnownDir::Unlisted,
+                ListedEntries::Denied => return Err(denied("look up names in")),
+                ListedEntries::Missing | ListedEntries::NotListable => return Err(unexpected()),
+            }
+        };
+        write_lock(&self.known).dirs.insert(dir, state);
+        Ok(state)
+    }
+
+    /// Adds entries that the server has returned for a directory, and returns the last name in the
+    /// directory.
+    fn add(&self, known: &mut KnownEntries, dir: u64, entries: &[EncodedEntry]) -> Result<Option<Vec<u8>>> {
+        let mut last = None;
+        for EncodedEntry { key: Bytes(key), entry: Bytes(value) } in entries {
+            let found = match split(key) {
+                Some((found, name)) if found == dir && !name.is_empty() => {
+                    last = Some(name.to_vec());
+                    found
+                }
+                Some((found, name)) if found == LINKED || name.is_empty() => found,
+                _ => return Err(unexpected()),
+            };
+            if is_hidden(value)? {
+                known.hidden.insert(found);
+            }
+            self.add_one(known, key, value)?;
+        }
+        Ok(last)
+    }
+
+    fn add_one(&self, known: &mut KnownEntries, key: &[u8], value: &[u8]) -> Result<()> {
+        if known.memory.memory_bytes() > MEMORY_BYTES_MAX || !known.memory.has_space(key, value) {
+            self.spill(known)?;
+        }
+        known.memory.put(key, value);
+        Ok(())
+    }
+
+    /// Writes the entries in memory as a table.
+    fn spill(&self, known: &mut KnownEntries) -> Result<()> {
+        let process = u64::from(std::process::id());
+        let number = FIRST_TABLE + process * TABLES_OF_PROCESS + known.tables.len() as u64;
+        let file = self.files.create(number)?;
+        self.files.remove(number)?;
+        let for_reading = file.try_clone().map_err(|cause| Error::from_io(cause, "duplicate", ""))?;
+        let mut writer = TableWriter::new(file);
+        for (key, value) in known.memory.entries() {
+            writer.add(key, value)?;
+        }
+        let summary = writer.finish()?;
+        let table = Table::open(for_reading, Some(summary.checksum), self.cache.clone())?;
+        known.tables.add(Arc::new(table));
+        known.memory.clear();
+        Ok(())
+    }
+}
+
+impl KnownEntries {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        match self.memory.get(key) {
+            Some(value) => Ok(Some(value.to_vec())),
+            None => self.tables.get(key),
+        }
+    }
+
+    /// Returns the known entries of a directory after a key, the newest source first.
+    pub(crate) fn sources_after<'k>(&'k self, dir: u64, key: &[u8]) -> Vec<Box<dyn Source + 'k>> {
+        let memory: Box<dyn Source> = Box::new(InMemory(self.memory.dir_after(dir, key)));
+        std::iter::once(memory).chain(self.tables.sources_after(key)).collect()
+    }
+}
+
+/// Returns whether an entry is an inode with hidden content.
+fn is_hidden(entry: &[u8]) -> Result<bool> {
+    Ok(matches!(Entry::decode(entry)?, Entry::Inode(Inode { content: Content::Hidden, .. })))
+}
+
+fn denied(operation: &'static str) -> Error {
+    Error::new(ErrorKind::PermissionDenied, operation, "a directory")
+}
+
+fn unexpected() -> Error {
+    damaged("a reply of the server")
+}
