@@ -11,24 +11,32 @@ use rustix::process::Signal;
 use crate::skip;
 use crate::stage::{Ended, Running, Stage, eventually, is_root, quell, words};
 
-/// Users with accounts, which fusermount3 needs, and a group of both.
+/// Users with accounts, which fusermount3 needs, and a group of all of them.
 pub const OWNER: u32 = 1;
 pub const USER: u32 = 2;
+pub const OTHER: u32 = 3;
 pub const GROUP: &str = "4300100";
 
-struct Fixture {
-    stage: Stage,
-    store: PathBuf,
+/// A store for the group, which its owner serves.
+pub struct Fixture {
+    pub stage: Stage,
+    pub store: PathBuf,
     server: Running,
 }
 
 impl Fixture {
     fn new() -> Fixture {
+        Fixture::with_options(&[])
+    }
+
+    /// Creates the store with these further options.
+    pub fn with_options(options: &[&str]) -> Fixture {
         let stage = Stage::new();
-        let copy = prepare(&stage, &[OWNER, USER]);
+        let copy = prepare(&stage, &[OWNER, USER, OTHER]);
         let store = stage.path(format!("home-{OWNER}/store"));
         let mut init = as_user(&stage, OWNER, copy.as_os_str());
-        stage.run(init.args(words(&[&"batch", &"init", &store, &"--group", &GROUP]))).expect(0);
+        init.args(words(&[&"batch", &"init", &store, &"--group", &GROUP])).args(options);
+        stage.run(&mut init).expect(0);
         let mut serve = as_user(&stage, OWNER, copy.as_os_str());
         let server = stage.start(serve.args(words(&[&"batch", &"serve", &store, &"--json"])));
         assert!(eventually(|| server.out().ends_with('\n')), "{}", server.err());
@@ -36,20 +44,20 @@ impl Fixture {
     }
 
     /// Runs `quell` as a user.
-    fn quell(&self, uid: u32, arguments: &[&str]) -> Ended {
+    pub fn quell(&self, uid: u32, arguments: &[&str]) -> Ended {
         let copy = self.stage.path("quell-copy");
         self.stage.run(as_user(&self.stage, uid, copy.as_os_str()).args(arguments))
     }
 
     /// Runs a shell script as a user, in the home directory.
-    fn sh(&self, uid: u32, script: &str) -> Ended {
+    pub fn sh(&self, uid: u32, script: &str) -> Ended {
         let home = self.stage.path(format!("home-{uid}"));
         let script = format!("cd {} && {script}", home.display());
         self.stage.run(as_user(&self.stage, uid, "sh".as_ref()).args(["-c", &script]))
     }
 
     /// Mounts the store, or a directory of it, at a directory in the home directory of a user.
-    fn mount(&self, uid: u32, below: &str, options: &[&str], name: &str) -> PathBuf {
+    pub fn mount(&self, uid: u32, below: &str, options: &[&str], name: &str) -> PathBuf {
         let point = self.stage.dir(&format!("home-{uid}/{name}"));
         chown(&point, Some(uid), Some(uid)).unwrap();
         let store = self.store.join(below);
@@ -63,11 +71,11 @@ impl Fixture {
         point
     }
 
-    fn umount(&self, uid: u32, point: &Path) -> Ended {
+    pub fn umount(&self, uid: u32, point: &Path) -> Ended {
         self.quell(uid, &["umount", point.to_str().unwrap()])
     }
 
-    fn end(self) {
+    pub fn end(self) {
         self.server.signal(Signal::TERM);
         self.server.wait().expect(0);
         let checked = self.stage.path("quell-copy");

@@ -23,6 +23,7 @@ mod batch_library;
 mod batch_on_demand;
 mod batch_parts;
 mod batch_preload;
+mod batch_private;
 mod batch_run;
 mod batch_serve;
 mod batch_users;
