@@ -67,16 +67,22 @@ Example:
   quell batch init /shared/results
   # a store for the members of a group
   quell batch init /shared/project/results --group project
+  # the same, but each member reads only what the permissions of the entries allow
+  quell batch init /shared/project/private --group project --private
   # a store that begins with the files of an existing directory
   quell batch init /shared/work --adopt /shared/project")]
 pub struct BatchInitArgs {
     /// The directory.
     pub store: PathBuf,
     /// Let the members of this group (a name or a number) use the store through its server, `quell
-    /// batch serve`. All of them can read all names and contents; the permissions of the entries
-    /// determine the users that can change them.
+    /// batch serve`. Without --private, all of them can read all names and contents. The
+    /// permissions of the entries determine the users that can change them.
     #[arg(long, value_name = "GROUP", value_parser = users::parse_group, conflicts_with = "adopt")]
     pub group: Option<u32>,
+    /// Let each member of the group read only the names and contents that the permissions of the
+    /// entries allow. The file system of the store needs POSIX access control lists.
+    #[arg(long, requires = "group")]
+    pub private: bool,
     /// Begin with the entries of this directory, which keeps the bytes of its files.
     #[arg(long, value_name = "TREE")]
     pub adopt: Option<PathBuf>,

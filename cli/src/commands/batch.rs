@@ -55,6 +55,7 @@ pub fn run(command: BatchCommand, quiet: bool) -> Result<ExitCode, Failure> {
 fn init(args: &BatchInitArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let Some(tree) = &args.adopt else {
         match args.group {
+            Some(group) if args.private => BatchStore::create_private(&args.store, group)?,
             Some(group) => BatchStore::create_for_group(&args.store, group)?,
             None => BatchStore::create(&args.store)?,
         }
