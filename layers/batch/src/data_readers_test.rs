@@ -42,7 +42,7 @@ impl Fixture {
     /// Returns `None` if this process is not root, or the file system has no lists.
     fn new() -> Option<Fixture> {
         if !geteuid().is_root() {
-            println!("SKIPPED: files of several users are made by root alone");
+            println!("SKIPPED: files of two users are made by root alone");
             return None;
         }
         let temp = tempfile::tempdir().unwrap();
