@@ -117,7 +117,7 @@ impl PrivateStore {
         users.iter().for_each(|uid| add(USER, READ, *uid));
         add(OWNING_GROUP, if readers.is_store_group { READ } else { NONE }, NO_ID);
         readers.groups.iter().for_each(|gid| add(GROUP, READ, *gid));
-        // A list that names nobody is the mode of the file, and has no mask.
+        // A list that names no user and no group is the mode of the file, and has no mask.
         if !users.is_empty() || !readers.groups.is_empty() {
             add(MASK, READ, NO_ID);
         }

@@ -785,7 +785,7 @@ fn requests_of_members_read_what_the_permissions_of_a_private_store_allow() {
         ListedEntries::Last(entries) => assert_eq!(entries.len(), 2),
         other => panic!("{other:?}"),
     }
-    // Nobody else reads the snapshot of this batch.
+    // Other users cannot read the snapshot of this batch.
     let stranger = Requester::of_user(OTHER, OTHER, &[group()]);
     assert_eq!(fixture.call(&stranger, &entries(open, all())).unwrap_err(), denied);
     let long = EntriesOf::Name(Bytes(vec![b'x'; 256]));

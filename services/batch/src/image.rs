@@ -266,7 +266,8 @@ impl Image {
         TableSet::open(&*self.files, &self.cache, tables)
     }
 
-    /// Opens the tables of the snapshot of a batch. Those that the image still has are open already.
+    /// Opens the tables of the snapshot of a batch. Tables that the image still has are open
+    /// already.
     ///
     /// # Errors
     /// The errors of the tables.

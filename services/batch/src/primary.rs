@@ -124,7 +124,8 @@ impl Primary {
     /// Returns entries of the snapshot of an open batch that its user may read.
     ///
     /// # Errors
-    /// `NotFound` if there is no batch of this number; `Stale` if it has ended; the errors of tables.
+    /// `NotFound` if there is no batch of this number; `Stale` if it has ended; the errors of
+    /// tables.
     pub fn entries_of_snapshot(&self, batch: u64, dir: u64, of: &EntriesOf) -> Result<ListedEntries> {
         let record = self.batch(batch)?;
         if record.state.has_ended() {

@@ -1,8 +1,8 @@
 //! The private name space of a batch: the changes of a job over a snapshot of the master image.
 //!
 //! Changes are kept in memory up to a limit, and then in sorted tables in the directory of the
-//! batch. A change needs no request to a server: inode numbers come from a range that belongs to the
-//! batch.
+//! batch. A change needs no request to a server: inode numbers come from a range that belongs to
+//! the batch.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -50,8 +50,8 @@ pub struct EncodedEntry {
     pub entry: Bytes,
 }
 
-/// Entries of a directory, in the order of their names. The inode of a directory, and that of a file
-/// with several names, follows the entry of the name.
+/// Entries of a directory, in the order of their names. The inode of a directory, and that of a
+/// file with several names, follows the entry of the name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ListedEntries {
     /// The entries, after which the directory has no further names. A request for one entry has
@@ -242,16 +242,16 @@ impl List<'_> {
     }
 }
 
-/// Returns whether a user may not read all parts of an inode. The extended attributes of a directory
-/// are also for users who may change its names: their batches state a hash of the whole inode.
+/// Returns whether a user may not read all parts of an inode. A user who may change the names of a
+/// directory gets its extended attributes: the batch states a hash of the whole inode.
 pub(crate) fn is_hidden(inode: &Inode, caller: &BatchCaller) -> bool {
     let has_parts = matches!(inode.content, Content::Inline(_)) || !inode.xattrs.is_empty();
     let is_dir = matches!(inode.kind(), Ok(Kind::Dir));
     has_parts && !may_read(inode, caller) && !(is_dir && caller.may_change_names(inode))
 }
 
-/// Returns the inode for a reply about a snapshot, if the user may not read all parts of it. A batch
-/// cannot change a file whose content is hidden.
+/// Returns the inode for a reply about a snapshot, if the user may not read all parts of it. A
+/// batch cannot change a file whose content is hidden.
 fn shown_in_snapshot(inode: &Inode, caller: &BatchCaller) -> Option<Inode> {
     is_hidden(inode, caller).then(|| {
         let content = match &inode.content {

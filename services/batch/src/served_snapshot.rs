@@ -20,8 +20,8 @@ use crate::table_set::TableSet;
 
 /// The memory for entries that are not in a table yet, in bytes.
 const MEMORY_BYTES_MAX: usize = 32 << 20;
-/// The number of the first table. The name of its file is removed before the first write, so no file
-/// remains. The numbers of two processes differ, unless they are on different nodes.
+/// The number of the first table. The name of its file is removed before the first write, so no
+/// file remains. The numbers of two processes differ, unless they are on different nodes.
 const FIRST_TABLE: u64 = 1 << 56;
 const TABLES_OF_PROCESS: u64 = 1 << 20;
 
@@ -73,8 +73,8 @@ impl ServedSnapshot {
     /// Returns the value of a key. `None` if there is none.
     ///
     /// # Errors
-    /// `PermissionDenied` if the user may not read the entry; as for [`SnapshotServer::entries`]; the
-    /// errors of tables.
+    /// `PermissionDenied` if the user may not read the entry; as for [`SnapshotServer::entries`];
+    /// the errors of tables.
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let Some((dir, name)) = split(key) else { return Ok(None) };
         let found = match self.known(key, dir, name)? {

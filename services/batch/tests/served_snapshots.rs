@@ -116,7 +116,8 @@ fn xattr() -> InodeChange {
     InodeChange { xattr: Some(set), ..InodeChange::default() }
 }
 
-/// Returns whether the reader has one of the rights 4, 2 and 1, as POSIX defines it, or is the owner.
+/// Returns whether the reader has one of the rights 4, 2 and 1, as POSIX defines it, or is the
+/// owner.
 fn has_right(inode: &Inode, right: u32) -> bool {
     let shift = if [READER, GROUP].contains(&inode.gid) { 3 } else { 0 };
     inode.uid == READER || inode.mode >> shift & right != 0

@@ -102,9 +102,9 @@ impl Pass<'_> {
         }
     }
 
-    /// Checks that the user may read the entry at a name of a directory of the snapshot. The error is
-    /// the same for directories that do not exist. The user knows an inode with several names, whose
-    /// hash the certificate has, only after having read it.
+    /// Checks that the user may read the entry at a name of a directory of the snapshot. The error
+    /// is the same for directories that do not exist. Inodes with several names are not checked:
+    /// the certificate has their hashes, so the user has read them.
     fn check_readable_dir(&mut self, dir: u64, name: &[u8]) -> Result<()> {
         let Some(readable) = &mut self.readable else { return Ok(()) };
         let is_readable = match name {
