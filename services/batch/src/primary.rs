@@ -48,7 +48,7 @@ pub struct Primary {
     image: Arc<RwLock<Names<Image>>>,
     commits: CommitLocks,
     /// The snapshots that clients read by requests.
-    snapshots: OpenSnapshots,
+    snapshots: Box<OpenSnapshots>,
     rules: Rules,
 }
 
@@ -93,7 +93,7 @@ impl Primary {
     /// As for [`Image::open`].
     pub fn open(store: Arc<dyn KeyValue>, files: Arc<dyn TableFiles>) -> Result<Primary> {
         let image = Arc::new(RwLock::new(Names(Image::open(store, files)?)));
-        let (commits, snapshots) = (CommitLocks::default(), OpenSnapshots::default());
+        let (commits, snapshots) = (CommitLocks::default(), Box::default());
         Ok(Primary { image, commits, snapshots, rules: Rules { clock: system_time, private_to: None } })
     }
 
