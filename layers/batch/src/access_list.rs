@@ -1,5 +1,5 @@
-//! The access control lists of files in a private store: a list names the users besides the owner
-//! of the file that can read the file. docs/formats/batch.md describes the lists.
+//! The access control lists of files in a private store: a list has the users other than the
+//! owner that can read the file. docs/formats/batch.md describes the lists.
 //!
 //! A list is set through the descriptor of a file that was created with the mode 0600, so no other
 //! user can open the file before it has its list. The kernel's form of a list is described in

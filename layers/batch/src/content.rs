@@ -250,12 +250,11 @@ impl Shared {
             if matches!(inode.content, Content::File(file) if self.data.is_own(file)) {
                 return self.note_and_keep_writes(node, state, inode);
             }
-            let (file, data) = self.data.create(&inode)?;
+            let (file, data) = self.data.create(node.number)?;
             let filled = self.copy_content(&inode, &*data).and_then(|()| write_pending(state, &*data));
             let unsent = state.unsent();
             let size = FileSize::GrownTo(unsent.map_or(0, |unsent| unsent.end));
-            let replace =
-                DataChange::Replace { expected: inode.content.clone(), new: Content::File(file), size };
+            let replace = DataChange::Replace { expected: inode.content, new: Content::File(file), size };
             let modified = unsent.map_or(inode.modified, |unsent| unsent.written.into());
             let change =
                 InodeChange { data: Some(replace), modified: Some(modified), ..InodeChange::default() };
@@ -265,11 +264,11 @@ impl Shared {
                         state.sent();
                         state.note(changed.clone());
                         state.data = Some(Arc::new(Handle::Own(data)));
-                        // Another client may have changed the permissions after they were read for
-                        // the new data file.
-                        return match self.data.have_equal_readers(&inode, &changed) {
-                            true => Ok(()),
-                            false => self.set_readers(node, changed).map(drop),
+                        // The permissions of the inode are those of the moment of the change, so no
+                        // user could read the data file before who may not read the inode.
+                        return match self.data.private {
+                            Some(_) => self.set_readers(node, changed).map(drop),
+                            None => Ok(()),
                         };
                     }
                     Err(error) if matches!(error.kind, ErrorKind::Conflict | ErrorKind::Quota) => error,

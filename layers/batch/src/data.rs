@@ -8,12 +8,12 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
-use quell_batch_service::{Content, DataFile, Inode};
+use quell_batch_service::{Content, DataFile};
 use quell_posix::{OpenFile, PosixDir, WritableDir, WritableFile};
 use quell_vfs::{Error, ErrorKind, Result, Space};
 use rustix::process::geteuid;
 
-use crate::access_list::{FileAccess, PrivateStore};
+use crate::access_list::{FileAccess, PrivateStore, Readers};
 use crate::adopted::{AdoptedHandle, AdoptedTree};
 use crate::data_names::{DIRS, batch_name, dir_name, file_name, incoming_name};
 use crate::incoming::open_data_file;
@@ -166,24 +166,22 @@ impl Data {
         if self.incoming.is_some() { check_own(dir, name) } else { Ok(()) }
     }
 
-    /// Creates a data file of an inode.
-    pub(crate) fn create(&self, inode: &Inode) -> Result<(DataFile, Box<dyn WritableFile>)> {
-        let dir = self.own_dir(inode.number)?;
+    /// Creates a data file of an inode. In a private store, other users than the owner of the store
+    /// can read it after [`set_readers`](Self::set_readers).
+    pub(crate) fn create(&self, inode: u64) -> Result<(DataFile, Box<dyn WritableFile>)> {
+        let dir = self.own_dir(inode)?;
         let access = match self.private {
-            Some(store) => {
-                let user = geteuid().as_raw();
-                FileAccess::List(store.list(&store.readers(inode, user), user))
-            }
+            Some(store) => FileAccess::List(store.list(&Readers::default(), geteuid().as_raw())),
             None => FileAccess::Mode(self.permissions.0),
         };
         for version in 0..VERSIONS_MAX {
-            let file = DataFile { batch: self.batch, inode: inode.number, version };
+            let file = DataFile { batch: self.batch, inode, version };
             match access.create(&**dir, file_name(file).as_bytes()) {
                 Err(error) if error.kind == ErrorKind::Exists => {}
                 created => return Ok((file, created?)),
             }
         }
-        Err(Error::new(ErrorKind::Busy, "create the data file of", inode.number.to_string()))
+        Err(Error::new(ErrorKind::Busy, "create the data file of", inode.to_string()))
     }
 
     /// Opens a data file. Errors: `Stale` if it does not exist.

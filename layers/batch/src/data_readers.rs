@@ -60,7 +60,7 @@ impl Data {
         readers(one) == readers(other)
     }
 
-    /// Prepares a change of an inode: removes the users from the list of its data file that may not
+    /// Prepares a change of an inode: removes from the list of its data file the users that may not
     /// read the file after the change.
     ///
     /// # Errors
@@ -78,8 +78,8 @@ impl Data {
             Found::Changeable(_) if !self.changes_at_once(file) => Ok(()),
             Found::Changeable(file) => file.set(&file.readers(before).intersection(&file.readers(after))),
             Found::OfAnotherUser => {
-                let reason = "its bytes are in a data file of another user, which more users can read; \
-                              replace the file with a copy";
+                let reason = "another user owns the data file of this file, and only that user can withdraw \
+                              read access; copy the file and replace it with the copy";
                 let error = Error::new(ErrorKind::Os(errno::EPERM), "change", "the permissions of the file");
                 Err(Error { source: Some(reason.into()), ..error })
             }
@@ -102,8 +102,8 @@ impl Data {
         }
     }
 
-    /// Prepares the commit of a batch: removes the users from the lists of earlier batches' data
-    /// files that may not read the files after the batch. Returns the files whose list is to be set
+    /// Prepares the commit of a batch: removes from the lists of earlier batches' data files the
+    /// users that may not read the files after the batch. Returns the files whose list is to be set
     /// when the batch is committed, because more users may read them.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
-use quell_batch_service::{FILES_OF_USERS, Timestamp};
+use quell_batch_service::FILES_OF_USERS;
 
 use super::*;
 
@@ -16,35 +16,18 @@ fn data_of_this_user(store: &Path) -> Data {
     Data::of_group(Arc::new(PosixDir::of_descriptor(dir("data"))), dir("incoming"), user, true, None).unwrap()
 }
 
-fn inode(number: u64) -> Inode {
-    let (time, content) = (Timestamp(0, 0), Content::Empty);
-    Inode {
-        number,
-        mode: 0o100_644,
-        uid: geteuid().as_raw(),
-        gid: 0,
-        links: 1,
-        size_bytes: 0,
-        modified: time,
-        changed: time,
-        content,
-        xattrs: Vec::new(),
-    }
-}
-
 #[test]
 fn no_data_file_is_written_to_or_opened_in_a_directory_that_others_can_change() {
     let store = tempfile::tempdir().unwrap();
     fs::create_dir(store.path().join("data")).unwrap();
     fs::create_dir(store.path().join("incoming")).unwrap();
-    let inode = inode(3);
-    let (file, _) = data_of_this_user(store.path()).create(&inode).unwrap();
+    let (file, _) = data_of_this_user(store.path()).create(3).unwrap();
     assert!(matches!(data_of_this_user(store.path()).open(file), Ok(Handle::Own(_))));
     let top = store.path().join("incoming").join(incoming_name(file.batch));
     for dir in [top.clone(), top.join("03")] {
         let is_refused = || {
             let data = data_of_this_user(store.path());
-            let errors = [data.create(&inode).err(), data.open(file).err(), data.remove(file).err()];
+            let errors = [data.create(3).err(), data.open(file).err(), data.remove(file).err()];
             errors
                 .iter()
                 .all(|error| error.as_ref().is_some_and(|error| error.kind == ErrorKind::PermissionDenied))

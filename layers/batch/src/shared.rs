@@ -52,10 +52,20 @@ impl Shared {
         InodeChange { permissions, uid, gid, ..InodeChange::default() }.apply(&mut after, now())?;
         self.data.restrict_readers(&before, &after)?;
         match self.change_inode(node, change) {
-            Ok(inode) => self.set_readers(node, inode),
+            Ok(inode) => {
+                let present = self.set_readers(node, inode)?;
+                // Another user can have replaced the data file before the change, with the readers
+                // that the inode had then.
+                let replaced = Inode { content: present.content.clone(), ..before };
+                match replaced.content == after.content {
+                    true => Ok(present),
+                    false => self.data.restrict_readers(&replaced, &present).map(|()| present),
+                }
+            }
+            // The server may execute the change later.
+            Err(error) if matches!(error.kind, ErrorKind::Unavailable | ErrorKind::TimedOut) => Err(error),
             Err(error) => {
-                // Users that have lost access get it again, unless the inode was changed although
-                // its server has not answered. The caller gets the error of the change.
+                // Users that have lost access get it again. The caller gets the first error.
                 let _ = self.inode(node).and_then(|inode| self.set_readers(node, inode));
                 Err(error)
             }
@@ -78,8 +88,8 @@ impl Shared {
             }
             inode = present;
         }
-        let source = Some("other clients change its permissions at the same time".into());
-        Err(Error { source, ..Error::new(ErrorKind::Busy, "set the readers of", "a data file") })
+        let source = Some("other clients repeatedly changed the permissions of the file".into());
+        Err(Error { source, ..Error::new(ErrorKind::Busy, "set the access control list of", "a data file") })
     }
 
     fn change_inode(&self, node: &Node, change: &InodeChange) -> Result<Inode> {

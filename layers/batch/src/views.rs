@@ -12,6 +12,7 @@ use quell_batch_service::{
 use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{Attributes, Error, ErrorKind, Rename, Result};
+use rustix::process::geteuid;
 
 use crate::file_system::BatchFs;
 use crate::random::random_number;
@@ -146,8 +147,8 @@ impl WatchedBatch {
     /// returns the record of the batch.
     ///
     /// # Errors
-    /// `NotFound` if there is no open batch of this number; `PermissionDenied` if the server knows
-    /// the batch as one of another user; `Unavailable` if a store of another user has no server;
+    /// `NotFound` if there is no open batch of this number; `PermissionDenied` if it is one of
+    /// another user; `Unavailable` if a store of another user has no server;
     /// the errors of the store and of files.
     pub fn open_of(store: &Path, trusted: &[u32], number: u64) -> Result<WatchedBatch> {
         let dir = StoreDir::open_of(store, trusted)?;
@@ -161,6 +162,11 @@ impl WatchedBatch {
                 (remote.record(number)?, remote.snapshot_of(number))
             }
         };
+        if record.caller.uid != geteuid().as_raw() {
+            let source = Some("the batch is one of another user".into());
+            let error = Error::new(ErrorKind::PermissionDenied, "watch batch", number.to_string());
+            return Err(Error { source, ..error });
+        }
         let batch = dir.batch(number)?;
         if record.part_of().is_some() && batch.has_certificate()? {
             let source = Some("this part of a batch is closed".into());

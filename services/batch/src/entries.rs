@@ -51,8 +51,8 @@ pub trait Entries {
     /// The errors of fsync(2); then each later change fails.
     fn sync(&mut self) -> Result<()>;
 
-    /// Returns the request for the names of a directory, if they are not known. The first use of
-    /// the directory requests them as well, but other operations wait meanwhile.
+    /// Returns the request for the names of a directory, if they are not known. Without this
+    /// call, the first use of the directory sends the request with the lock of the name space.
     fn dir_request(&self, _dir: u64) -> Option<DirRequest> {
         None
     }

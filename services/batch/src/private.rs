@@ -203,7 +203,8 @@ impl PrivateEntries {
     }
 
     /// Returns the inodes of the snapshot that the batch has changed, if `is_wanted` returns `true`
-    /// for the changed one, each as it is in the snapshot and as it is in the batch.
+    /// for the changed one, each as it is in the snapshot and as it is in the batch, without its
+    /// extended attributes.
     ///
     /// # Errors
     /// The errors of the tables.
@@ -215,7 +216,7 @@ impl PrivateEntries {
                 && is_wanted(&inode)
             {
                 let before = self.inode_in_snapshot(key)?.filter(|before| before.number == inode.number);
-                wanted.insert(inode.number, (before, inode));
+                wanted.insert(inode.number, (before, Inode { xattrs: Vec::new(), ..inode }));
             }
             Ok(())
         })?;
@@ -237,7 +238,7 @@ impl PrivateEntries {
     fn inode_in_snapshot(&self, key: &[u8]) -> Result<Option<Inode>> {
         let Some(value) = self.in_snapshot(key)? else { return Ok(None) };
         match Entry::decode(&value)? {
-            Entry::Inode(inode) => Ok(Some(inode)),
+            Entry::Inode(inode) => Ok(Some(Inode { xattrs: Vec::new(), ..inode })),
             Entry::Dir { .. } | Entry::Link { .. } => Ok(None),
         }
     }
@@ -317,10 +318,12 @@ impl Entries for PrivateEntries {
             return Err(Error::new(ErrorKind::ReadOnly, "change", "a batch of another process"));
         }
         if let Snapshot::Served(served) = &self.snapshot
-            && served.has_hidden(changes.iter().map(|(key, _)| key.as_bytes()))?
+            && served.has_reduced(changes.iter().map(|(key, _)| key.as_bytes()))
         {
-            let source = Some("its bytes are hidden from you; use the synchronous mode".into());
-            return Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "change a file of", "") });
+            let reason =
+                "you have no permission to read all of it, so only the synchronous mode can change it";
+            let error = Error::new(ErrorKind::PermissionDenied, "change", "an entry of another user");
+            return Err(Error { source: Some(reason.into()), ..error });
         }
         let encoded: Vec<_> = changes
             .iter()

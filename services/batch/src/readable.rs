@@ -3,7 +3,7 @@
 //! The permission to search a directory and all directories above it permits to look names up in
 //! the directory and to read their attributes. The permission to read the directory permits to list
 //! it. The permission to read a file permits to read its bytes and its extended attributes. The
-//! owner of a file or directory could give these permissions to itself, and has them.
+//! owner of a file or directory always has these permissions, because it can change the mode.
 
 use std::collections::HashMap;
 
@@ -26,7 +26,7 @@ const LISTED_BYTES: usize = 256 << 10;
 pub enum ReadAccess {
     /// All entries.
     All,
-    /// The entries that their permissions allow the user to read.
+    /// The entries that the user has the permission to read.
     Permitted,
 }
 
@@ -48,6 +48,8 @@ pub struct EncodedEntry {
     pub key: Bytes,
     /// The entry.
     pub entry: Bytes,
+    /// Whether the entry lacks parts that the user may not read, so that a batch cannot change it.
+    pub is_reduced: bool,
 }
 
 /// Entries of a directory, in the order of their names. The inode of a directory, and that of a
@@ -84,7 +86,7 @@ impl<'a> SearchableDirs<'a> {
     ///
     /// # Errors
     /// The errors of tables; `Damaged`.
-    pub(crate) fn contain(&mut self, dir: u64) -> Result<bool> {
+    pub(crate) fn may_search(&mut self, dir: u64) -> Result<bool> {
         let mut path = Vec::new();
         let mut at = dir;
         let is_searchable = loop {
@@ -104,8 +106,8 @@ impl<'a> SearchableDirs<'a> {
             }
             at = above(&inode)?;
         };
-        // The directories on the path down to one that is not searchable may be searchable
-        // themselves, but cannot be reached. One above it can.
+        // Otherwise only the result for `dir` is kept: the path can contain directories whose own
+        // result differs.
         match is_searchable {
             true => self.known.extend(path.into_iter().map(|dir| (dir, true))),
             false => _ = self.known.insert(dir, false),
@@ -116,11 +118,11 @@ impl<'a> SearchableDirs<'a> {
     /// Returns whether the user may read the attributes of a directory.
     ///
     /// # Errors
-    /// As for [`contain`](Self::contain).
-    pub(crate) fn show_inode_of(&mut self, dir: u64) -> Result<bool> {
+    /// As for [`may_search`](Self::may_search).
+    pub(crate) fn may_show_inode(&mut self, dir: u64) -> Result<bool> {
         match self.dir(dir)? {
             Some(_) if dir == ROOT => Ok(true),
-            Some(inode) => self.contain(above(&inode)?),
+            Some(inode) => self.may_search(above(&inode)?),
             None => Ok(false),
         }
     }
@@ -164,8 +166,8 @@ pub(crate) fn readable_entries(
     let mut dirs = SearchableDirs::new(snapshot, caller);
     let Some(inode) = dirs.dir(dir)? else { return Ok(ListedEntries::Missing) };
     let is_permitted = match of {
-        EntriesOf::Inode => dirs.show_inode_of(dir)?,
-        EntriesOf::Name(_) | EntriesOf::NamesAfter(_) => dirs.contain(dir)?,
+        EntriesOf::Inode => dirs.may_show_inode(dir)?,
+        EntriesOf::Name(_) | EntriesOf::NamesAfter(_) => dirs.may_search(dir)?,
     };
     if !is_permitted {
         return Ok(ListedEntries::Denied);
@@ -232,8 +234,9 @@ impl List<'_> {
             }
             Entry::Dir { .. } | Entry::Link { .. } => None,
         };
+        let is_reduced = shown.is_some();
         let entry = Bytes(shown.unwrap_or_else(|| entry.to_vec()));
-        self.entries.push(EncodedEntry { key: Bytes(key.to_vec()), entry });
+        self.entries.push(EncodedEntry { key: Bytes(key.to_vec()), entry, is_reduced });
         match decoded {
             Entry::Inode(_) => Ok(()),
             Entry::Dir { inode } => self.add_stored(&Key::of_dir(inode)),
@@ -244,16 +247,25 @@ impl List<'_> {
 
 /// Returns whether a user may not read all parts of an inode. A user who may change the names of a
 /// directory gets its extended attributes: the batch states a hash of the whole inode.
-pub(crate) fn is_hidden(inode: &Inode, caller: &BatchCaller) -> bool {
-    let has_parts = matches!(inode.content, Content::Inline(_)) || !inode.xattrs.is_empty();
+pub(crate) fn has_unreadable_parts(inode: &Inode, caller: &BatchCaller) -> bool {
+    let has_parts = has_bytes(inode) || !inode.xattrs.is_empty();
     let is_dir = matches!(inode.kind(), Ok(Kind::Dir));
     has_parts && !may_read(inode, caller) && !(is_dir && caller.may_change_names(inode))
+}
+
+/// Returns whether an inode shows bytes of a file. Those of a file without content are zeros.
+fn has_bytes(inode: &Inode) -> bool {
+    match inode.content {
+        Content::Inline(_) => true,
+        Content::Empty => inode.size_bytes > 0,
+        _ => false,
+    }
 }
 
 /// Returns the inode for a reply about a snapshot, if the user may not read all parts of it. A
 /// batch cannot change a file whose content is hidden.
 fn shown_in_snapshot(inode: &Inode, caller: &BatchCaller) -> Option<Inode> {
-    is_hidden(inode, caller).then(|| {
+    has_unreadable_parts(inode, caller).then(|| {
         let content = match &inode.content {
             Content::Parent { dir, name } => Content::Parent { dir: *dir, name: name.clone() },
             _ => Content::Hidden,
@@ -266,7 +278,7 @@ fn shown_in_snapshot(inode: &Inode, caller: &BatchCaller) -> Option<Inode> {
 pub(crate) fn shown(mut inode: Inode, caller: &BatchCaller) -> Inode {
     if !may_read(&inode, caller) {
         inode.xattrs = Vec::new();
-        if let Content::Inline(_) = inode.content {
+        if has_bytes(&inode) {
             inode.content = Content::Hidden;
         }
     }

@@ -1,14 +1,15 @@
 //! A snapshot whose tables this process may not open. The server returns the entries that the user
-//! of the batch may read. A directory is requested when it is used first, and its entries are kept:
-//! a snapshot does not change.
+//! of the batch may read. A directory is requested when it is used for the first time. Its entries
+//! are kept, because a snapshot does not change.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, RwLock, RwLockReadGuard};
 
 use quell_threads::{read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Result};
+use xxhash_rust::xxh3::xxh3_64;
 
-use crate::entry::{Content, Entry, Inode, LINKED, damaged};
+use crate::entry::{Entry, LINKED, damaged};
 use crate::files::TableFiles;
 use crate::key::split;
 use crate::memtable::MemTable;
@@ -21,7 +22,7 @@ use crate::table_set::TableSet;
 /// The memory for entries that are not in a table yet, in bytes.
 const MEMORY_BYTES_MAX: usize = 32 << 20;
 /// The number of the first table. The name of its file is removed before the first write, so no
-/// file remains. The numbers of two processes differ, unless they are on different nodes.
+/// file remains. Processes of one node use different numbers.
 const FIRST_TABLE: u64 = 1 << 56;
 const TABLES_OF_PROCESS: u64 = 1 << 20;
 
@@ -48,8 +49,8 @@ pub(crate) struct KnownEntries {
     memory: MemTable,
     tables: TableSet,
     dirs: HashMap<u64, KnownDir>,
-    /// The directories that have inodes with hidden content.
-    hidden: HashSet<u64>,
+    /// The hashes of the keys of entries that lack parts.
+    reduced: HashSet<u64>,
 }
 
 /// A directory that was requested.
@@ -119,21 +120,11 @@ impl ServedSnapshot {
         }
     }
 
-    /// Returns whether the content of the inode at one of the keys is hidden.
-    ///
-    /// # Errors
-    /// The errors of tables.
-    pub(crate) fn has_hidden<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Result<bool> {
+    /// Returns whether the entry of one of the keys lacks parts. The hashes of two keys are equal
+    /// with a probability of 2^-64, and then a change is refused that could be made.
+    pub(crate) fn has_reduced<'k>(&self, mut keys: impl Iterator<Item = &'k [u8]>) -> bool {
         let known = read_lock(&self.known);
-        for key in keys {
-            if split(key).is_some_and(|(dir, _)| known.hidden.contains(&dir))
-                && let Some(value) = known.get(key)?.filter(|value| !value.is_empty())
-                && is_hidden(&value)?
-            {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        !known.reduced.is_empty() && keys.any(|key| known.reduced.contains(&xxh3_64(key)))
     }
 
     /// Requests one entry, and records that it does not exist if the server does not return it.
@@ -183,17 +174,15 @@ impl ServedSnapshot {
     /// directory.
     fn add(&self, known: &mut KnownEntries, dir: u64, entries: &[EncodedEntry]) -> Result<Option<Vec<u8>>> {
         let mut last = None;
-        for EncodedEntry { key: Bytes(key), entry: Bytes(value) } in entries {
-            let found = match split(key) {
-                Some((found, name)) if found == dir && !name.is_empty() => {
-                    last = Some(name.to_vec());
-                    found
-                }
-                Some((found, name)) if found == LINKED || name.is_empty() => found,
+        for EncodedEntry { key: Bytes(key), entry: Bytes(value), is_reduced } in entries {
+            match split(key) {
+                Some((found, name)) if found == dir && !name.is_empty() => last = Some(name.to_vec()),
+                Some((found, name)) if found == LINKED || name.is_empty() => {}
                 _ => return Err(unexpected()),
-            };
-            if is_hidden(value)? {
-                known.hidden.insert(found);
+            }
+            Entry::decode(value)?;
+            if *is_reduced {
+                known.reduced.insert(xxh3_64(key));
             }
             self.add_one(known, key, value)?;
         }
@@ -240,11 +229,6 @@ impl KnownEntries {
         let memory: Box<dyn Source> = Box::new(InMemory(self.memory.dir_after(dir, key)));
         std::iter::once(memory).chain(self.tables.sources_after(key)).collect()
     }
-}
-
-/// Returns whether an entry is an inode with hidden content.
-fn is_hidden(entry: &[u8]) -> Result<bool> {
-    Ok(matches!(Entry::decode(entry)?, Entry::Inode(Inode { content: Content::Hidden, .. })))
 }
 
 fn denied(operation: &'static str) -> Error {

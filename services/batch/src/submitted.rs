@@ -34,7 +34,7 @@ pub(crate) fn open_submitted(
     };
     if reads == ReadAccess::Permitted && certificate.form == ProofForm::Log {
         return Err(refuse(
-            "it has an operation log, which only the owner of a private store can submit; use --proof certificate",
+            "in a private store, only the owner can submit an operation log; use --proof certificate",
         ));
     }
     let ascends = certificate.tables.windows(2).all(|pair| pair[0].number < pair[1].number);

@@ -174,7 +174,8 @@ impl Check<'_> {
                 match (reached, found) {
                     (Ok(_), Some(found)) => return Ok(found),
                     (Err(error), Some(_)) => return Err(error),
-                    // The error does not depend on the names of the directory.
+                    // The user may not search the directory, so the error must not show whether
+                    // the name exists.
                     (Err(error), None)
                         if !names.find(number, place).is_ok_and(|found| is_of_caller(&found)) =>
                     {
@@ -340,7 +341,7 @@ impl<E: Entries + Send + Sync> NameSpace for UserNames<E> {
         let (mut names, check) = self.checked("remove", &[dir])?;
         let parent = check.changeable_dir(&names, dir)?;
         check.removable(&names, &parent, name)?;
-        names.remove_dir(dir, name, now)
+        names.remove_dir(dir, name, now).map(|removed| self.shown_removed(removed))
     }
 
     fn rename(

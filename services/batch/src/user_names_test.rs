@@ -342,6 +342,13 @@ fn replies_of_a_private_store_have_no_bytes_that_the_user_may_not_read() {
         check(&renamed.replaced.unwrap().inode);
         user.remove(dir, b"file", NOW).unwrap();
     }
+    // The extended attributes of a directory.
+    let closed = make(&names, dir, b"closed", NewNode::Dir, new(0o700, 1, 1)).number;
+    let set = XattrChange::Set(b"user.a".to_vec(), b"b".to_vec(), SetXattr::Any);
+    let set = InodeChange { xattr: Some(set), ..InodeChange::default() };
+    names.change((closed, &Place::Dir(closed)), &set, NOW).unwrap();
+    assert_eq!(user.lookup(dir, b"closed").unwrap().unwrap().inode.xattrs, []);
+    assert_eq!(user.remove_dir(dir, b"closed", NOW).unwrap().inode.xattrs, []);
     // A user who may write to a file, and may not read it.
     let number = make(&names, dir, b"inbox", NewNode::File, new(0o622, 1, 1)).number;
     let at = place(dir, b"inbox");

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, BatchState, Content, EntriesOf, FoundNode, Inode, InodeChange, ListedEntries,
-    MEMORY_BYTES, NameSpace, Names, NewBatch, NewNode, Place, Primary, PrivateEntries, ProofForm, ROOT,
-    SnapshotServer, TableFiles, XattrChange,
+    BatchCaller, BatchRecord, BatchState, Conflict, ConflictReason, Content, DataChange, EntriesOf,
+    FoundNode, Inode, InodeChange, ListedEntries, MEMORY_BYTES, NameSpace, Names, NewBatch, NewNode, Place,
+    Primary, PrivateEntries, ProofForm, ROOT, SnapshotServer, TableFiles, XattrChange,
 };
 use quell_testkit::Random;
 use quell_vfs::{ErrorKind, Kind, NewEntry, Rename, Result, SetXattr};
@@ -125,7 +125,8 @@ fn has_right(inode: &Inode, right: u32) -> bool {
 
 /// Returns an inode as the reader may see it.
 fn visible(inode: Inode) -> Inode {
-    let is_hidden = matches!(inode.content, Content::Inline(_)) || !inode.xattrs.is_empty();
+    let has_bytes = inode.size_bytes > 0 && matches!(inode.content, Content::Inline(_) | Content::Empty);
+    let is_hidden = has_bytes || !inode.xattrs.is_empty();
     match is_hidden && !has_right(&inode, 4) {
         true => Inode { content: Content::Hidden, xattrs: Vec::new(), ..inode },
         false => inode,
@@ -153,7 +154,12 @@ fn a_served_snapshot_has_the_entries_that_the_user_may_read() {
             let new = attributes(&mut random, &[0o644, 0o640, 0o600, 0o604, 0o222]);
             let file = make(&*master, *random.pick(&dirs), &format!("f{number}"), NewNode::File, new);
             let node = (file.inode.number, &file.place);
-            if random.one_in(2) {
+            if random.one_in(4) {
+                // Zeros that are not stored.
+                let data = DataChange::Inline { writes: Vec::new(), size_bytes: Some(9), append: Vec::new() };
+                let change = InodeChange { data: Some(data), ..InodeChange::default() };
+                assert_eq!(master.change(node, &change, LATER).unwrap().content, Content::Empty);
+            } else if random.one_in(2) {
                 master.change(node, &content(format!("text {number}").as_bytes()), LATER).unwrap();
             }
             if random.one_in(4) {
@@ -242,6 +248,9 @@ fn a_batch_over_a_served_snapshot_is_committed() {
     let master = fixture.master();
     let dir = make(&*master, ROOT, "dir", NewNode::Dir, new(0o777, OWNER, OWNER)).inode.number;
     master.change((dir, &Place::Dir(dir)), &xattr(), LATER).unwrap();
+    // A directory whose extended attributes are hidden.
+    let theirs = make(&*master, dir, "theirs", NewNode::Dir, new(0o711, OWNER, OWNER)).inode.number;
+    master.change((theirs, &Place::Dir(theirs)), &xattr(), LATER).unwrap();
     // A directory in which the reader may create names, but which it may not list.
     let inbox = make(&*master, dir, "inbox", NewNode::Dir, new(0o733, OWNER, OWNER)).inode.number;
     for name in ["moved", "removed", "linked"] {
@@ -261,6 +270,8 @@ fn a_batch_over_a_served_snapshot_is_committed() {
         hidden(names.rename((dir, b"moved"), (dir, b"secret"), Rename::Replace, LATER).map(drop)),
         denied
     );
+    assert_eq!(hidden(names.rename((dir, b"theirs"), (dir, b"t"), Rename::Keep, LATER).map(drop)), denied);
+    assert_eq!(names.find(theirs, &Place::Dir(theirs)).unwrap().inode.xattrs, []);
     let file = names.lookup(dir, b"secret").unwrap().unwrap();
     assert_eq!(file.inode.content, Content::Hidden);
     assert_eq!(hidden(names.link((file.inode.number, &file.place), dir, b"s", LATER).map(drop)), denied);
@@ -273,13 +284,14 @@ fn a_batch_over_a_served_snapshot_is_committed() {
     assert_eq!(batch.commit(), 0);
     let expected = [
         "/ 755 3",
-        "/dir/ 777 3",
+        "/dir/ 777 4",
         "/dir/inbox/ 733 2",
         "/dir/inbox/moved 644 1 moved",
         "/dir/linked 644 2 linked",
         "/dir/new 600 1 new",
         "/dir/second 644 2 linked",
         "/dir/secret 600 1 secret",
+        "/dir/theirs/ 711 2",
     ];
     assert_eq!(tree(&*master), expected);
     // The batch has ended.
@@ -428,4 +440,45 @@ fn forged_batches_show_nothing_about_entries_that_the_user_may_not_read() {
         // The error does not show which of the entries exist.
         assert_eq!(texts.len(), 1, "{texts:?}");
     }
+}
+
+/// A file and a directory are closed to the reader after the beginning of the batch.
+#[test]
+fn conflicts_show_nothing_about_entries_that_were_closed_meanwhile() {
+    let mut results = Vec::new();
+    for (guess, is_removed) in [("secret", false), ("public", false), ("secret", true)] {
+        let fixture = Fixture::new();
+        let master = fixture.master();
+        let change = InodeChange { permissions: Some(0o777), ..InodeChange::default() };
+        master.change((ROOT, &Place::Dir(ROOT)), &change, NOW).unwrap();
+        let dir = make(&*master, ROOT, "dir", NewNode::Dir, new(0o777, OWNER, OWNER)).inode.number;
+        make(&*master, dir, "x", NewNode::File, new(0o666, OWNER, OWNER));
+        let file = make(&*master, ROOT, "file", NewNode::File, new(0o666, OWNER, OWNER));
+        let node = (file.inode.number, &file.place);
+        master.change(node, &content(b"before"), NOW).unwrap();
+        let batch = Batch::begin(fixture, ROOT);
+        let closed = |permissions| InodeChange { permissions: Some(permissions), ..InodeChange::default() };
+        master.change(node, &closed(0o600), LATER).unwrap();
+        master.change(node, &content(b"secret"), LATER).unwrap();
+        if is_removed {
+            master.remove(dir, b"x", LATER).unwrap();
+        }
+        master.change((dir, &Place::Dir(dir)), &closed(0o700), LATER).unwrap();
+        batch.names.change(node, &content(guess.as_bytes()), LATER).unwrap();
+        batch.names.remove(dir, b"x", LATER).unwrap();
+        batch.commit();
+        let mut reasons = Vec::new();
+        let add = &mut |conflict: Conflict| {
+            reasons.push((conflict.name, conflict.reason));
+            Ok(())
+        };
+        batch.primary.conflicts(batch.record.number, add).unwrap();
+        reasons.sort_by(|one, other| one.0.cmp(&other.0));
+        results.push(reasons);
+        let present = master.find(node.0, node.1).unwrap().inode;
+        assert_eq!(present.content, Content::Inline(b"secret".to_vec()));
+    }
+    let denied = |name: &[u8]| (name.to_vec(), ConflictReason::Denied);
+    assert_eq!(results[0], [denied(b"dir"), denied(b"file"), denied(b"x")]);
+    assert_eq!(results, vec![results[0].clone(); 3]);
 }

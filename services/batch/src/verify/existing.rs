@@ -10,10 +10,10 @@ use crate::batch::ConflictReason;
 use crate::certificate::{PreImage, ProofForm};
 use crate::entry::{Entry, Inode, LINKED};
 use crate::key::Key;
-use crate::readable::is_hidden;
+use crate::readable::has_unreadable_parts;
 
 /// The reason for which a batch is refused that changes an entry which its user may not read.
-const UNREADABLE: &str = "a directory is neither new nor one of the snapshot that the user may read";
+const UNREADABLE: &str = "it changes an entry that the user may not read, or that does not exist";
 
 impl Pass<'_> {
     /// Compares an entry of a directory of the snapshot with the snapshot and the current image.
@@ -35,7 +35,7 @@ impl Pass<'_> {
         let refusal = current.refusal;
         let before = before.map(|value| Entry::decode(&value)).transpose()?;
         if let (true, Some(Entry::Inode(before))) = (self.readable.is_some(), &before)
-            && is_hidden(before, &self.submission.record.caller)
+            && has_unreadable_parts(before, &self.submission.record.caller)
         {
             return Err(refused(UNREADABLE));
         }
@@ -109,8 +109,8 @@ impl Pass<'_> {
         let Some(readable) = &mut self.readable else { return Ok(()) };
         let is_readable = match name {
             _ if dir == LINKED => true,
-            [] => readable.show_inode_of(dir)?,
-            _ => readable.contain(dir)?,
+            [] => readable.may_show_inode(dir)?,
+            _ => readable.may_search(dir)?,
         };
         if is_readable { Ok(()) } else { Err(refused(UNREADABLE)) }
     }
@@ -213,6 +213,7 @@ impl Pass<'_> {
             }
             Some(Entry::Inode(after)) if after.number == number => self.inode_after(after)?,
             None if before.is_some() => self.facts.entry(number).or_default().is_removed = true,
+            None if self.readable.is_some() => return Err(refused(UNREADABLE)),
             _ => return Err(refused("the value for a linked inode is not an inode")),
         }
         if let Some(Entry::Inode(before)) = before {

@@ -13,6 +13,7 @@ use crate::batch::ConflictReason;
 use crate::entry::{Content, DEPTH_MAX, Entry, Inode, LINKED, ROOT, Timestamp};
 use crate::image::Addition;
 use crate::key::{Key, split};
+use crate::readable::has_unreadable_parts;
 use crate::verdict::Verdict;
 
 /// An inode of the snapshot that a batch changes.
@@ -192,7 +193,12 @@ impl Pass<'_> {
             let not_replaced = removed.iter().find(|removed| !removed.is_replaced);
             let name = not_replaced.map(|removed| (removed.dir, removed.name.clone()));
             let name = name.or(added.first().cloned()).or(changed.facts.embedded_at.clone());
-            return Ok(name.map(|name| (name, ConflictReason::Changed)));
+            let Some(name) = name else { return Ok(None) };
+            let reason = match self.hides_names(name.0)? {
+                true => ConflictReason::Denied,
+                false => ConflictReason::Changed,
+            };
+            return Ok(Some((name, reason)));
         };
         for RemovedName { dir, name, .. } in removed {
             if let Some(reason) = self.refusal_of_removal(number, (*dir, name), &current.inode)? {
@@ -234,6 +240,9 @@ impl Pass<'_> {
         inode: &Inode,
     ) -> Result<Option<ConflictReason>> {
         let current = &self.submission.current;
+        if self.hides_names(dir)? {
+            return Ok(Some(ConflictReason::Denied));
+        }
         let found = current.entry(&Key::of_name(dir, name))?;
         if found.is_none_or(|entry| entry.inode_number() != number) {
             return Ok(Some(ConflictReason::Changed));
@@ -245,6 +254,12 @@ impl Pass<'_> {
         let is_permitted =
             access.may_change_names && self.submission.record.caller.may_remove(&parent, inode);
         Ok((!is_permitted).then_some(ConflictReason::Denied))
+    }
+
+    /// Returns whether the reason of a conflict must not show which names a directory has now.
+    fn hides_names(&self, dir: u64) -> Result<bool> {
+        let access = self.accesses.of(dir)?;
+        Ok(self.readable.is_some() && access.exists && !access.is_searchable)
     }
 
     fn refusal_of_addition(
@@ -377,7 +392,10 @@ impl Pass<'_> {
         }
         let after = &after;
         let caller = &self.submission.record.caller;
-        let merged = match self.is_reachable(facts, current)? && caller.may_change(before, after) {
+        // The result of the comparison must not show bytes that the user may not read any more.
+        let is_readable = self.readable.is_none() || !has_unreadable_parts(&current.inode, caller);
+        let may_change = self.is_reachable(facts, current)? && caller.may_change(before, after);
+        let merged = match is_readable && may_change {
             true => merge(before, &current.inode, after),
             false => Err(ConflictReason::Denied),
         };
