@@ -453,8 +453,7 @@ pub(crate) fn inode_change(change: &Change) -> InodeChange {
     }
 }
 
-/// Returns the error for a file whose bytes the server does not send, because the user may not read
-/// them.
+/// Returns the error for a file that the user may not read: the server has not sent its bytes.
 fn hidden() -> Error {
     Error::new(ErrorKind::PermissionDenied, "read", "a file of a private store")
 }

@@ -28,6 +28,11 @@ impl OpenSnapshots {
         lock(&self.0).get(&batch).cloned()
     }
 
+    /// Closes the snapshot of a batch.
+    pub(crate) fn remove(&self, batch: u64) {
+        lock(&self.0).pop(&batch);
+    }
+
     /// Adds the snapshot of a batch, and closes those of batches that have ended. `batches` has the
     /// records of all batches.
     pub(crate) fn insert(&self, batch: u64, tables: TableSet, batches: &[BatchRecord]) {

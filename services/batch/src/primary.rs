@@ -129,6 +129,7 @@ impl Primary {
     pub fn entries_of_snapshot(&self, batch: u64, dir: u64, of: &EntriesOf) -> Result<ListedEntries> {
         let record = self.batch(batch)?;
         if record.state.has_ended() {
+            self.snapshots.remove(batch);
             return Err(Error::new(ErrorKind::Stale, "read the snapshot of batch", batch.to_string()));
         }
         let snapshot = match self.snapshots.get(batch) {
