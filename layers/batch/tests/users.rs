@@ -777,9 +777,9 @@ fn requests_of_members_read_what_the_permissions_of_a_private_store_allow() {
         Ok(Reply::Entries(listed)) => listed,
         other => panic!("{other:?}"),
     };
-    let all = || EntriesOf::NamesAfter(name(""));
+    let all = || EntriesOf::NamesAfter(Vec::new());
     assert_eq!(listed(&entries(closed, all())), ListedEntries::Denied);
-    assert_eq!(listed(&entries(closed, EntriesOf::Name(name("file")))), ListedEntries::Denied);
+    assert_eq!(listed(&entries(closed, EntriesOf::Name(b"file".to_vec()))), ListedEntries::Denied);
     assert_eq!(listed(&entries(1 << 40, all())), ListedEntries::Missing);
     match listed(&entries(open, all())) {
         ListedEntries::Last(entries) => assert_eq!(entries.len(), 2),
@@ -789,7 +789,7 @@ fn requests_of_members_read_what_the_permissions_of_a_private_store_allow() {
     let stranger = Requester::of_user(OTHER, OTHER, &[group()]);
     assert_eq!(fixture.call(&stranger, &entries(open, all())).unwrap_err(), denied);
     for length in [0, 256] {
-        let refused = EntriesOf::Name(Bytes(vec![b'x'; length]));
+        let refused = EntriesOf::Name(vec![b'x'; length]);
         assert_eq!(fixture.as_user(&entries(open, refused)).unwrap_err(), ErrorKind::InvalidInput);
     }
     fixture.as_user(&Request::Abort { batch }).unwrap();

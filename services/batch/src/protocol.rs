@@ -270,8 +270,8 @@ impl Request {
             }
             Request::Entries { of, .. } => match of {
                 EntriesOf::Inode => true,
-                EntriesOf::Name(name) => (1..=NAME_BYTES_MAX).contains(&name.0.len()),
-                EntriesOf::NamesAfter(after) => after.0.len() <= NAME_BYTES_MAX,
+                EntriesOf::Name(name) => (1..=NAME_BYTES_MAX).contains(&name.len()),
+                EntriesOf::NamesAfter(after) => after.len() <= NAME_BYTES_MAX,
             },
             Request::NextVerification { name } => name.len() <= AUXILIARY_NAME_BYTES_MAX,
             Request::Verdict { result, .. } => match result {

@@ -15,7 +15,6 @@ use crate::entry::{Content, DEPTH_MAX, Entry, Inode, ROOT, damaged};
 use crate::key::{Key, split};
 use crate::merge::Merge;
 use crate::permissions::READ;
-use crate::protocol::Bytes;
 use crate::table_set::TableSet;
 
 /// No more entries are added to a part of a list when it has this many bytes.
@@ -36,18 +35,20 @@ pub enum EntriesOf {
     /// The inode of the directory.
     Inode,
     /// The entry of a name.
-    Name(Bytes),
+    Name(#[serde(with = "serde_bytes")] Vec<u8>),
     /// The next entries after a name.
-    NamesAfter(Bytes),
+    NamesAfter(#[serde(with = "serde_bytes")] Vec<u8>),
 }
 
 /// A key and its entry, which is encoded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EncodedEntry {
     /// The key.
-    pub key: Bytes,
+    #[serde(with = "serde_bytes")]
+    pub key: Vec<u8>,
     /// The entry.
-    pub entry: Bytes,
+    #[serde(with = "serde_bytes")]
+    pub entry: Vec<u8>,
     /// Whether the entry lacks parts that the user may not read, so that a batch cannot change it.
     pub is_reduced: bool,
 }
@@ -175,9 +176,9 @@ pub(crate) fn readable_entries(
     let mut list = List { snapshot, caller, entries: Vec::new() };
     match of {
         EntriesOf::Inode => list.add_stored(&Key::of_dir(dir))?,
-        EntriesOf::Name(Bytes(name)) => list.add_stored(&Key::of_name(dir, name))?,
+        EntriesOf::Name(name) => list.add_stored(&Key::of_name(dir, name))?,
         EntriesOf::NamesAfter(_) if !may_read(&inode, caller) => return Ok(ListedEntries::NotListable),
-        EntriesOf::NamesAfter(Bytes(after)) => {
+        EntriesOf::NamesAfter(after) => {
             if !list.add_names(dir, after)? {
                 return Ok(ListedEntries::Part(list.entries));
             }
@@ -209,7 +210,7 @@ impl List<'_> {
                     let first = self.entries.len();
                     self.add(key, entry)?;
                     let added = self.entries[first..].iter();
-                    bytes += added.map(|added| added.key.0.len() + added.entry.0.len()).sum::<usize>();
+                    bytes += added.map(|added| added.key.len() + added.entry.len()).sum::<usize>();
                 }
                 _ => {}
             }
@@ -235,8 +236,8 @@ impl List<'_> {
             Entry::Dir { .. } | Entry::Link { .. } => None,
         };
         let is_reduced = shown.is_some();
-        let entry = Bytes(shown.unwrap_or_else(|| entry.to_vec()));
-        self.entries.push(EncodedEntry { key: Bytes(key.to_vec()), entry, is_reduced });
+        let entry = shown.unwrap_or_else(|| entry.to_vec());
+        self.entries.push(EncodedEntry { key: key.to_vec(), entry, is_reduced });
         match decoded {
             Entry::Inode(_) => Ok(()),
             Entry::Dir { inode } => self.add_stored(&Key::of_dir(inode)),

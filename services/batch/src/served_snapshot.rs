@@ -14,7 +14,6 @@ use crate::files::TableFiles;
 use crate::key::split;
 use crate::memtable::MemTable;
 use crate::merge::{InMemory, Source};
-use crate::protocol::Bytes;
 use crate::readable::{EncodedEntry, EntriesOf, ListedEntries};
 use crate::table::{BlockCache, Table, TableWriter};
 use crate::table_set::TableSet;
@@ -84,7 +83,7 @@ impl ServedSnapshot {
                 match name {
                     [] => self.request_entry(key, dir, EntriesOf::Inode)?,
                     name if self.request_dir(dir)? == KnownDir::Unlisted => {
-                        self.request_entry(key, dir, EntriesOf::Name(Bytes(name.to_vec())))?;
+                        self.request_entry(key, dir, EntriesOf::Name(name.to_vec()))?;
                     }
                     _ => {}
                 }
@@ -151,7 +150,7 @@ impl ServedSnapshot {
         }
         let mut after = Vec::new();
         let state = loop {
-            match self.server.entries(dir, EntriesOf::NamesAfter(Bytes(after.clone())))? {
+            match self.server.entries(dir, EntriesOf::NamesAfter(after.clone()))? {
                 ListedEntries::Last(entries) => {
                     self.add(&mut write_lock(&self.known), dir, &entries)?;
                     break KnownDir::Whole;
@@ -174,7 +173,7 @@ impl ServedSnapshot {
     /// directory.
     fn add(&self, known: &mut KnownEntries, dir: u64, entries: &[EncodedEntry]) -> Result<Option<Vec<u8>>> {
         let mut last = None;
-        for EncodedEntry { key: Bytes(key), entry: Bytes(value), is_reduced } in entries {
+        for EncodedEntry { key, entry: value, is_reduced } in entries {
             match split(key) {
                 Some((found, name)) if found == dir && !name.is_empty() => last = Some(name.to_vec()),
                 Some((found, name)) if found == LINKED || name.is_empty() => {}
