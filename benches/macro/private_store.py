@@ -64,7 +64,7 @@ class Store:
         return point
 
     def python(self, uid, script, *arguments):
-        """Run a script as a user, and return what it prints."""
+        """Run a script as a user, and return its output."""
         command = self.command(uid, "python3", "-c", script, *arguments)
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 

@@ -62,8 +62,8 @@ impl Readers {
         other.is_store_group || !self.is_store_group && names_less
     }
 
-    /// Returns the readers that both values certainly have. A user of one of them who is a member
-    /// of a group of the other one is left out.
+    /// Returns the readers that both values certainly have. It leaves out users of one value that
+    /// are members of a group of the other value.
     pub(crate) fn intersection(&self, other: &Readers) -> Readers {
         match (self.is_store_group, other.is_store_group) {
             (true, _) => other.clone(),

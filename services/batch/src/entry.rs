@@ -175,6 +175,17 @@ impl Inode {
         Kind::from_mode(self.mode).ok_or_else(|| damaged("the type of a file"))
     }
 
+    /// Returns the directory that contains this directory.
+    ///
+    /// # Errors
+    /// `Damaged` if the inode is not one of a directory.
+    pub(crate) fn above(&self) -> Result<u64> {
+        match self.content {
+            Content::Parent { dir, .. } => Ok(dir),
+            _ => Err(damaged("a directory")),
+        }
+    }
+
     /// Returns the attributes in the form of the contract.
     ///
     /// # Errors

@@ -258,20 +258,11 @@ impl Image {
         self.pinned.contains(number)
     }
 
-    /// Opens tables that a batch refers to.
+    /// Opens tables that a batch refers to. Those that the image still has are open already.
     ///
     /// # Errors
     /// The errors of the tables.
     pub(crate) fn open_tables(&self, tables: &[TableRef]) -> Result<TableSet> {
-        TableSet::open(&*self.files, &self.cache, tables)
-    }
-
-    /// Opens the tables of the snapshot of a batch. Tables that the image still has are open
-    /// already.
-    ///
-    /// # Errors
-    /// The errors of the tables.
-    pub(crate) fn open_snapshot(&self, tables: &[TableRef]) -> Result<TableSet> {
         let open = |table: &TableRef| match self.description.tables.iter().position(|known| known == table) {
             Some(at) => Ok(self.tables.table(at)),
             None => open_table(&*self.files, &self.cache, table),

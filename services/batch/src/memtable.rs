@@ -1,14 +1,16 @@
 //! The changes of a private name space that are not in a table yet.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::hash::BuildHasher;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use quell_threads::lock;
-use quell_vfs::Result;
+use quell_vfs::{Error, Result};
 
 use crate::key::split;
+use crate::table::{BlockCache, Table, TableSummary, TableWriter};
 
 /// The largest number of bytes of keys and values.
 const BYTES_MAX: usize = 1 << 30;
@@ -129,6 +131,18 @@ impl MemTable {
         let sorted = |keys: &Mutex<DirKeys>| lock(keys).sorted(&self.bytes, &self.records).to_vec();
         let records = self.dirs.values().flat_map(sorted);
         records.map(|record| (self.key(record), self.value(record)))
+    }
+
+    /// Writes all entries to an empty file, and opens it as a table.
+    pub(crate) fn write(&self, file: File, cache: &Arc<BlockCache>) -> Result<(Arc<Table>, TableSummary)> {
+        let for_reading = file.try_clone().map_err(|cause| Error::from_io(cause, "duplicate", ""))?;
+        let mut writer = TableWriter::new(file);
+        for (key, value) in self.entries() {
+            writer.add(key, value)?;
+        }
+        let summary = writer.finish()?;
+        let table = Table::open(for_reading, Some(summary.checksum), cache.clone())?;
+        Ok((Arc::new(table), summary))
     }
 
     /// Returns a copy of all entries.

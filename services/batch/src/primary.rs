@@ -136,7 +136,7 @@ impl Primary {
             Some(snapshot) => snapshot,
             None => {
                 let names = read_lock(&self.image);
-                let snapshot = names.0.open_snapshot(&record.snapshot)?;
+                let snapshot = names.0.open_tables(&record.snapshot)?;
                 self.snapshots.insert(batch, snapshot.clone(), &names.0.batches()?);
                 snapshot
             }

@@ -19,7 +19,7 @@ use crate::memtable::MemTable;
 use crate::merge::{InMemory, Merge, Source, list_merged};
 use crate::names::Names;
 use crate::served_snapshot::{ServedSnapshot, SnapshotServer};
-use crate::table::{BlockCache, Table, TableWriter};
+use crate::table::BlockCache;
 use crate::table_ref::TableRef;
 use crate::table_set::{TableSet, open_table};
 use crate::view::{CopiedChanges, View};
@@ -260,14 +260,8 @@ impl PrivateEntries {
     fn spill(&mut self) -> Result<()> {
         let number = self.own.len() as u64;
         let file = self.files.create(number)?;
-        let for_reading = file.try_clone().map_err(|cause| Error::from_io(cause, "duplicate", ""))?;
-        let mut writer = TableWriter::new(file);
-        for (key, value) in self.memory.entries() {
-            writer.add(key, value)?;
-        }
-        let summary = writer.finish()?;
-        let table = Table::open(for_reading, Some(summary.checksum), self.cache.clone())?;
-        self.own.add(Arc::new(table));
+        let (table, summary) = self.memory.write(file, &self.cache)?;
+        self.own.add(table);
         self.own_refs.insert(0, TableRef::new(number, &summary));
         self.memory.clear();
         Ok(())
@@ -295,20 +289,19 @@ impl Entries for PrivateEntries {
     fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], Entry) -> bool) -> Result<()> {
         let start = Key::of_name(dir, after);
         let start = start.as_bytes();
-        let known = match &self.snapshot {
-            Snapshot::Served(served) if !self.inodes.contains(&dir) => Some(served.with_dir(dir)?),
-            _ => None,
-        };
+        let known;
         let memory = self.memory.dir_after(dir, start);
         let memory: Box<dyn Source> = Box::new(InMemory(memory));
         let mut sources = vec![memory];
         sources.extend(self.own.sources_after(start));
-        match (&self.snapshot, &known) {
-            (_, Some(known)) => sources.extend(known.sources_after(dir, start)),
-            (Snapshot::Tables(tables), _) if !self.inodes.contains(&dir) => {
-                sources.extend(tables.sources_after(start));
+        if !self.inodes.contains(&dir) {
+            match &self.snapshot {
+                Snapshot::Tables(tables) => sources.extend(tables.sources_after(start)),
+                Snapshot::Served(served) => {
+                    known = served.with_dir(dir)?;
+                    sources.extend(known.sources_after(dir, start));
+                }
             }
-            _ => {}
         }
         list_merged(Merge::new(sources)?, dir, visit)
     }

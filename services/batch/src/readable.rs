@@ -95,7 +95,7 @@ impl<'a> SearchableDirs<'a> {
                 break *known;
             }
             path.push(at);
-            let Some(inode) = self.dir(at)? else { break false };
+            let Some(inode) = self.snapshot.dir(at)? else { break false };
             if !may_search(&inode, self.caller) {
                 break false;
             }
@@ -105,7 +105,7 @@ impl<'a> SearchableDirs<'a> {
             if path.len() > DEPTH_MAX {
                 return Err(damaged("the path of a directory"));
             }
-            at = above(&inode)?;
+            at = inode.above()?;
         };
         // Otherwise only the result for `dir` is kept: the path can contain directories whose own
         // result differs.
@@ -121,26 +121,11 @@ impl<'a> SearchableDirs<'a> {
     /// # Errors
     /// As for [`may_search`](Self::may_search).
     pub(crate) fn may_show_inode(&mut self, dir: u64) -> Result<bool> {
-        match self.dir(dir)? {
+        match self.snapshot.dir(dir)? {
             Some(_) if dir == ROOT => Ok(true),
-            Some(inode) => self.may_search(above(&inode)?),
+            Some(inode) => self.may_search(inode.above()?),
             None => Ok(false),
         }
-    }
-
-    fn dir(&self, dir: u64) -> Result<Option<Inode>> {
-        match self.snapshot.entry(&Key::of_dir(dir))? {
-            Some(Entry::Inode(inode)) => Ok(Some(inode)),
-            _ => Ok(None),
-        }
-    }
-}
-
-/// Returns the directory that contains a directory.
-fn above(inode: &Inode) -> Result<u64> {
-    match inode.content {
-        Content::Parent { dir, .. } => Ok(dir),
-        _ => Err(damaged("a directory")),
     }
 }
 
@@ -165,7 +150,7 @@ pub(crate) fn readable_entries(
     of: &EntriesOf,
 ) -> Result<ListedEntries> {
     let mut dirs = SearchableDirs::new(snapshot, caller);
-    let Some(inode) = dirs.dir(dir)? else { return Ok(ListedEntries::Missing) };
+    let Some(inode) = snapshot.dir(dir)? else { return Ok(ListedEntries::Missing) };
     let is_permitted = match of {
         EntriesOf::Inode => dirs.may_show_inode(dir)?,
         EntriesOf::Name(_) | EntriesOf::NamesAfter(_) => dirs.may_search(dir)?,

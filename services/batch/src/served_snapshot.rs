@@ -15,7 +15,7 @@ use crate::key::split;
 use crate::memtable::MemTable;
 use crate::merge::{InMemory, Source};
 use crate::readable::{EncodedEntry, EntriesOf, ListedEntries};
-use crate::table::{BlockCache, Table, TableWriter};
+use crate::table::BlockCache;
 use crate::table_set::TableSet;
 
 /// The memory for entries that are not in a table yet, in bytes.
@@ -202,14 +202,8 @@ impl ServedSnapshot {
         let number = FIRST_TABLE + process * TABLES_OF_PROCESS + known.tables.len() as u64;
         let file = self.files.create(number)?;
         self.files.remove(number)?;
-        let for_reading = file.try_clone().map_err(|cause| Error::from_io(cause, "duplicate", ""))?;
-        let mut writer = TableWriter::new(file);
-        for (key, value) in known.memory.entries() {
-            writer.add(key, value)?;
-        }
-        let summary = writer.finish()?;
-        let table = Table::open(for_reading, Some(summary.checksum), self.cache.clone())?;
-        known.tables.add(Arc::new(table));
+        let (table, _) = known.memory.write(file, &self.cache)?;
+        known.tables.add(table);
         known.memory.clear();
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quell_vfs::Result;
 
-use crate::entry::Entry;
+use crate::entry::{Entry, Inode};
 use crate::files::TableFiles;
 use crate::key::Key;
 use crate::merge::{Merge, Source, list_merged};
@@ -75,6 +75,14 @@ impl TableSet {
             None | Some([]) => Ok(None),
             Some(value) => Entry::decode(value).map(Some),
         }
+    }
+
+    /// Returns the inode of a directory, or `None` if there is no such directory.
+    pub(crate) fn dir(&self, dir: u64) -> Result<Option<Inode>> {
+        Ok(match self.entry(&Key::of_dir(dir))? {
+            Some(Entry::Inode(inode)) => Some(inode),
+            _ => None,
+        })
     }
 
     /// Passes the names of a directory after `after` to `visit`, until it returns false.

@@ -138,8 +138,7 @@ impl Check<'_> {
             if at.number == ROOT {
                 return Ok(inode);
             }
-            let Content::Parent { dir, .. } = at.content else { return Err(damaged("a directory")) };
-            at = names.inode(&Place::Dir(dir))?;
+            at = names.inode(&Place::Dir(at.above()?))?;
         }
         Err(damaged("the path of a directory"))
     }

@@ -8,8 +8,7 @@ use quell_vfs::Result;
 
 use super::refusal::refused;
 use crate::batch::BatchRecord;
-use crate::entry::{Content, DEPTH_MAX, Entry, Inode, ROOT};
-use crate::key::Key;
+use crate::entry::{DEPTH_MAX, ROOT};
 use crate::table_set::TableSet;
 
 /// The access of the caller to one directory.
@@ -56,11 +55,11 @@ impl<'a> Accesses<'a> {
             if let Some(known) = self.known.borrow().get(&at) {
                 break *known;
             }
-            let Some(inode) = dir_in(&self.current, at)? else {
+            let Some(inode) = self.current.dir(at)? else {
                 self.known.borrow_mut().insert(at, DirAccess::default());
                 break DirAccess::default();
             };
-            let above = above(&inode)?;
+            let above = inode.above()?;
             chain.push((at, inode));
             if at == ROOT {
                 break DirAccess { exists: true, is_searchable: true, may_change_names: true };
@@ -72,7 +71,7 @@ impl<'a> Accesses<'a> {
         };
         let caller = &self.record.caller;
         for (number, inode) in chain.into_iter().rev() {
-            let before = dir_in(self.snapshot, number)?;
+            let before = self.snapshot.dir(number)?;
             // Other processes see a directory of an earlier part only after the commit.
             let is_unchanged = self.earlier.iter().any(|numbers| numbers.contains(&number))
                 || before.is_some_and(|before| before.mode == inode.mode);
@@ -98,8 +97,8 @@ impl<'a> Accesses<'a> {
                 break *known;
             }
             path.push(at);
-            match dir_in(self.snapshot, at)? {
-                Some(inode) if at != ROOT && path.len() <= DEPTH_MAX => at = above(&inode)?,
+            match self.snapshot.dir(at)? {
+                Some(inode) if at != ROOT && path.len() <= DEPTH_MAX => at = inode.above()?,
                 _ => break false,
             }
         };
@@ -113,21 +112,5 @@ impl<'a> Accesses<'a> {
     /// Returns the directories of the current image that were read.
     pub(super) fn read_dirs(&self) -> Vec<u64> {
         self.known.borrow().keys().copied().collect()
-    }
-}
-
-/// Returns the inode of a directory in an image.
-pub(super) fn dir_in(image: &TableSet, dir: u64) -> Result<Option<Inode>> {
-    Ok(match image.entry(&Key::of_dir(dir))? {
-        Some(Entry::Inode(inode)) => Some(inode),
-        _ => None,
-    })
-}
-
-/// Returns the directory that contains a directory.
-fn above(inode: &Inode) -> Result<u64> {
-    match inode.content {
-        Content::Parent { dir, .. } => Ok(dir),
-        _ => Err(crate::entry::damaged("a directory")),
     }
 }

@@ -2,7 +2,7 @@
 
 use quell_vfs::Result;
 
-use super::access::{DirAccess, dir_in};
+use super::access::DirAccess;
 use super::pass::Pass;
 use super::refusal::refused;
 use super::state::{ExistingDir, RemovedName};
@@ -160,12 +160,12 @@ impl Pass<'_> {
             // The group that new entries inherit from the directory, in the snapshot or in the
             // current image.
             const SET_GROUP_ID: u32 = 0o2000;
-            let before = dir_in(self.submission.snapshot, dir)?;
+            let before = self.submission.snapshot.dir(dir)?;
             let could_change = before.as_ref().is_some_and(|before| {
                 let caller = &self.submission.record.caller;
                 caller.owns(before) || caller.may_change_names(before)
             });
-            let current = dir_in(&self.submission.current, dir)?;
+            let current = self.submission.current.dir(dir)?;
             let then = before.filter(|_| could_change);
             let now = current.filter(|_| access.may_change_names);
             for inode in then.into_iter().chain(now) {

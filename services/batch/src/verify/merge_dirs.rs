@@ -3,7 +3,6 @@
 
 use quell_vfs::{Kind, Result};
 
-use super::access::dir_in;
 use super::pass::Pass;
 use crate::batch::ConflictReason;
 use crate::entry::{Content, Entry, Inode};
@@ -22,7 +21,7 @@ impl Pass<'_> {
             return Ok(false);
         }
         let (Some(Entry::Inode(new)), Some(old)) =
-            (self.submitted(&Key::of_dir(source))?, dir_in(&self.submission.current, target)?)
+            (self.submitted(&Key::of_dir(source))?, self.submission.current.dir(target)?)
         else {
             return Ok(false);
         };
