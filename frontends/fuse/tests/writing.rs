@@ -629,6 +629,19 @@ fn a_full_file_system_is_an_error_of_write_and_of_close() {
 }
 
 #[test]
+fn each_file_is_closed_once() {
+    let mounted = mounted!();
+    for _ in 0..20 {
+        mounted.write("file", b"written");
+    }
+    let opens = mounted.watch.opens().len() as u64;
+    assert!(eventually(|| mounted.watch.closes.load(SeqCst) == opens));
+    assert!(eventually(|| mounted.session.unmount().is_ok()));
+    mounted.session.join().unwrap();
+    assert_eq!(mounted.watch.closes.load(SeqCst), opens);
+}
+
+#[test]
 fn files_open_at_the_end_of_a_session_are_published() {
     let mounted = mounted!();
     let file = mounted.open("file", OFlags::CREATE | OFlags::WRONLY);
@@ -669,9 +682,10 @@ fn data_of_a_mapping_is_published_at_the_unmount_at_the_latest() {
     mounted.session.join().unwrap();
     let opens = mounted.watch.opens().len() as u64;
     // Each file is published at close(2), and once more if a child of a concurrent test had a copy
-    // of the descriptor. It is closed once, when the kernel releases it.
+    // of the descriptor. It is closed at most once, when the kernel releases it: an unmount drops
+    // RELEASE requests that no worker has read yet, and these files are published instead.
     assert!(mounted.watch.publishes.load(SeqCst) >= opens);
-    assert_eq!(mounted.watch.closes.load(SeqCst), opens);
+    assert!(mounted.watch.closes.load(SeqCst) <= opens);
 }
 
 /// The file is closed by the RELEASE after the last close(2).
