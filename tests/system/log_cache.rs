@@ -3,7 +3,7 @@
 //! once.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -529,9 +529,14 @@ fn a_mount_on_a_moosefs_can_be_the_only_user_of_its_store() {
         requests(&fixture, &one.point) == before
     };
     assert!(eventually(is_kept), "the kernel does not answer by itself");
-    // A mount of another node waits until the kernel keeps nothing.
+    let mut open = File::create(one.point.join("open")).unwrap();
+    // A mount of another node waits until the kernel keeps nothing, and finds the new file.
     let two = mount(&stores[1], "two");
     assert!(!is_only_user(&fixture, &one.point));
+    assert_eq!(fs::read(two.point.join("open")).unwrap(), b"");
+    open.write_all(b"written later").unwrap();
+    drop(open);
+    assert_eq!(fs::read(two.point.join("open")).unwrap(), b"written later");
     fs::rename(two.point.join("file"), two.point.join("renamed")).unwrap();
     assert!(is_missing(&one.point.join("file")));
     assert_eq!(fs::read_to_string(one.point.join("renamed")).unwrap(), "of the first node");

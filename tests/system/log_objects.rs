@@ -357,7 +357,7 @@ fn an_object_without_a_header_can_be_removed_and_is_repaired() {
         append(&mounted.point.join("f"), b"x").unwrap_err();
         fs::remove_file(mounted.point.join("f")).unwrap();
         mounted.umount();
-        fixture.log(&[&"fsck", &fixture.store]).expect(1).prints("the file lost its header");
+        fixture.log(&[&"fsck", &fixture.store]).expect(1).prints("the file has no header and no content");
         fixture.log(&[&"fsck", &fixture.store, &"--repair"]).expect(0);
         fixture.expect_no_problem();
         assert!(!fixture.stored("g").exists());

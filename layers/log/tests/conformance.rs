@@ -26,6 +26,20 @@ fn objects() -> Choices {
     Choices { begins_as_object: true, ..choices(1 << 20, 0) }
 }
 
+/// Runs `check` on a mount that is the only user of a store in memory.
+fn as_only_user(check: impl Fn(&WritableImplementation<'_>)) {
+    let make = |count: usize| {
+        assert_eq!(count, 1);
+        let fs = mounted::mount(vec![MemoryStore::new().root()], MEMORY, objects());
+        assert!(mounted::be_only_user(&fs));
+        Mounts { mounts: vec![Arc::new(fs)], keep: None }
+    };
+    check(&WritableImplementation {
+        mounts_max: 1,
+        ..implementation("log as the only user of a store", &make)
+    });
+}
+
 /// Runs `check` on mounts of `stores` stores in memory.
 fn in_memory(stores: usize, choices: Choices, check: impl Fn(&WritableImplementation<'_>)) {
     let make = |count: usize| {
@@ -40,9 +54,14 @@ fn in_memory(stores: usize, choices: Choices, check: impl Fn(&WritableImplementa
             keep: None,
         }
     };
-    check(&WritableImplementation {
-        name: &format!("log over {stores} stores in memory, {choices:?}"),
-        make: &make,
+    check(&implementation(&format!("log over {stores} stores in memory, {choices:?}"), &make));
+}
+
+/// Describes mounts of stores in memory.
+fn implementation<'a>(name: &'a str, make: &'a dyn Fn(usize) -> Mounts) -> WritableImplementation<'a> {
+    WritableImplementation {
+        name,
+        make,
         mounts_max: 2,
         name_bytes_max: 245,
         path_bytes_max: usize::MAX,
@@ -54,7 +73,7 @@ fn in_memory(stores: usize, choices: Choices, check: impl Fn(&WritableImplementa
         writes_zeros: true,
         locks: true,
         xattrs: false,
-    });
+    }
 }
 
 #[test]
@@ -65,6 +84,11 @@ fn promises_are_kept_in_memory() {
 #[test]
 fn promises_are_kept_for_files_that_begin_as_objects() {
     in_memory(1, objects(), writing::run);
+}
+
+#[test]
+fn promises_are_kept_by_the_only_user_of_a_store() {
+    as_only_user(writing::run);
 }
 
 #[test]
@@ -119,6 +143,8 @@ fn random_histories_of_one_mount_match_the_model() {
         in_memory(1, choices, |implementation| histories::check(implementation, Shape::ONE_MOUNT, 0..25));
         in_memory(1, choices, |implementation| histories::check(implementation, Shape::DENSE, 0..25));
     }
+    as_only_user(|implementation| histories::check(implementation, Shape::ONE_MOUNT, 0..50));
+    as_only_user(|implementation| histories::check(implementation, Shape::DENSE, 0..50));
 }
 
 #[test]
@@ -135,18 +161,37 @@ fn random_histories_of_two_mounts_match_the_model() {
 }
 
 /// Number of stores, bytes that a writer collects, size of index logs up to which they are
-/// flattened, and whether files begin as objects.
-const CRASH_CONFIGURATIONS: [(usize, usize, u64, bool); 4] =
-    [(1, 1 << 20, 0, false), (1, 700, 1 << 20, false), (3, 3000, 0, false), (1, 1 << 20, 0, true)];
+/// flattened, and the form of new files.
+const CRASH_CONFIGURATIONS: [(usize, usize, u64, NewFiles); 5] = [
+    (1, 1 << 20, 0, NewFiles::Containers),
+    (1, 700, 1 << 20, NewFiles::Containers),
+    (3, 3000, 0, NewFiles::Containers),
+    (1, 1 << 20, 0, NewFiles::Objects),
+    (1, 1 << 20, 0, NewFiles::ObjectsOfOnlyUser),
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NewFiles {
+    Containers,
+    Objects,
+    /// Objects of a mount that tries to become the only user of its store.
+    ObjectsOfOnlyUser,
+}
 
 fn with_crash_stores<T>(number: usize, run: impl FnOnce(&CrashImplementation<'_>) -> T) -> T {
-    let (stores, buffer_bytes, flatten_bytes, begins_as_object) = CRASH_CONFIGURATIONS[number];
+    let (stores, buffer_bytes, flatten_bytes, new_files) = CRASH_CONFIGURATIONS[number];
+    let begins_as_object = new_files != NewFiles::Containers;
     let choices = Choices { begins_as_object, ..choices(buffer_bytes, flatten_bytes) };
     let make = |stores: &[MemoryStore], boots| {
         let roots = stores.iter().map(|store| store.root() as Arc<dyn WritableDir>).collect();
-        Arc::new(mounted::mount_after(boots, roots, MEMORY, choices)) as Arc<dyn FileSystem>
+        let fs = mounted::mount_after(boots, roots, MEMORY, choices);
+        if new_files == NewFiles::ObjectsOfOnlyUser {
+            let is_only_user = mounted::be_only_user(&fs);
+            assert!(is_only_user || boots > 0, "a mount of before the crash may still have its lock");
+        }
+        Arc::new(fs) as Arc<dyn FileSystem>
     };
-    let name = format!("log over {stores} stores, {choices:?}");
+    let name = format!("log over {stores} stores, {new_files:?}, {choices:?}");
     let (uid, gid) = MEMORY;
     run(&CrashImplementation { name: &name, stores, make: &make, uid, gid, unsynced_damage: true })
 }

@@ -190,9 +190,11 @@ impl Keeper {
                 self.set_only_user(&fs, None);
                 self.schedule.end();
             }
+            // Tried again at the next interval if a file is being created.
             Action::Share => {
-                fs.share_stores();
-                self.schedule.wait();
+                if fs.share_stores() {
+                    self.schedule.wait();
+                }
             }
         }
         Some(())

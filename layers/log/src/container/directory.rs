@@ -239,17 +239,54 @@ impl Container {
             }
             created => created?,
         };
+        Ok((Container::of_new_object(stores, home, name, (object, &stat), state), stat))
+    }
+
+    /// Creates a file as `create_object` does, but under its name ([`Object::create_in_place`]).
+    /// The process that creates it may write to it. Must be called in
+    /// [`Stores::while_creating_file`], while this process is the only user of the store.
+    pub fn create_object_in_place(
+        stores: &Arc<Stores>,
+        home: StoreNumber,
+        parent: &dyn WritableDir,
+        name: &[u8],
+        permissions: u32,
+        set_attributes: &dyn Fn(&dyn WritableFile, Stat) -> Result<Stat>,
+    ) -> Result<(Container, Stat)> {
+        let numbers = (stores.random_number(), stores.random_writer());
+        let state = stores.creation_state();
+        let file = Arc::from(parent.create_file_with_umask(name, permissions)?);
+        let created = Object::create_in_place(file, numbers, stores.host(), set_attributes);
+        let (object, stat) = created.inspect_err(|_| {
+            // If other processes use the store now, the name may be that of another file. `quell
+            // log fsck` finds an object without a header.
+            if stores.only_user_period().is_some() {
+                let _ = parent.remove(name);
+            }
+        })?;
+        Ok((Container::of_new_object(stores, home, name, (object, &stat), state), stat))
+    }
+
+    /// Returns the file that begins as this object. `state` was read before the object was created.
+    fn of_new_object(
+        stores: &Arc<Stores>,
+        home: StoreNumber,
+        name: &[u8],
+        (object, stat): (Object, &Stat),
+        state: Option<CreationState>,
+    ) -> Container {
+        let number = object.head().container;
         tracing::debug!(
-            container = %format_args!("{:032x}", numbers.0),
+            container = %format_args!("{number:032x}"),
             name = %printable(name),
             store = home,
             "created an object"
         );
-        let planned = record_of_object(stores, numbers.0);
+        let planned = record_of_object(stores, number);
         let container = Container::with(Some(object), planned, stat.identity(), home, stores);
         *container.only_object_in.lock() = state;
         stores.known_objects().remove((home, stat.identity()));
-        Ok((container, stat))
+        container
     }
 
     /// Opens a file that began as an object.
@@ -259,11 +296,16 @@ impl Container {
         parent: &dyn WritableDir,
         name: &[u8],
     ) -> Result<Container> {
-        let (object, stat) = Object::open(parent, name)?;
+        let (file, stat) = parent.open_file_and_stat(name)?;
+        let state = stores.creation_state();
+        let known = state.and_then(|state| stores.known_objects().head(state, home, &stat));
+        let object = match known {
+            Some(head) => Object::open_known(Arc::from(file), head, &stat),
+            None => Object::open(Arc::from(file), &stat, name)?,
+        };
         let planned = record_of_object(stores, object.head().container);
         let container = Container::with(Some(object), planned, stat.identity(), home, stores);
-        let state = stores.creation_state();
-        if state.is_some_and(|state| stores.known_objects().has(state, home, &stat)) {
+        if known.is_some() {
             *container.only_object_in.lock() = state;
         }
         Ok(container)
@@ -407,8 +449,16 @@ impl Container {
         if let (Some(object), Some(state)) = (&self.object, state)
             && let Some(size_bytes) = object.complete_bytes()
         {
-            self.stores.known_objects().add(state, (self.home, self.identity), size_bytes);
+            let key = (self.home, self.identity);
+            self.stores.known_objects().add(state, key, size_bytes, object.head());
         }
+    }
+
+    /// Returns true if the file is known to be only an object, and no process is creating its
+    /// container.
+    pub(crate) fn is_known_only_object(&self) -> bool {
+        let state = self.stores.creation_state();
+        state.is_some() && *self.only_object_in.lock() == state
     }
 
     /// Returns true if the file was only an object when this process last looked for its container.
@@ -467,10 +517,10 @@ impl Container {
     /// number; or to root, while root gives the file from one user to another.
     fn find_container(&self) -> Result<Option<FoundContainer>> {
         let Some(object) = &self.object else { return Ok(None) };
-        let state = self.stores.creation_state();
-        if state.is_some() && *self.only_object_in.lock() == state {
+        if self.is_known_only_object() {
             return Ok(None);
         }
+        let state = self.stores.creation_state();
         let (parts, name) = (self.stores.kept_parts_dir(self.home)?, number_name(self.number()));
         let mut known_owner = None;
         loop {
@@ -542,6 +592,8 @@ impl Container {
             return Ok(dir);
         }
         let object = self.object.as_ref().expect("a file without a directory is an object");
+        // The container would be useless if this node failed before the object has its header.
+        object.write_back_new()?;
         if self.is_removed.load(Ordering::SeqCst) && !object.has_name()? {
             self.create_in_trash(object)?;
         } else {

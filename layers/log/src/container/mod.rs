@@ -20,7 +20,9 @@ pub(crate) use directory::{LOG_PERMISSIONS, OwnerChange};
 pub use flat_index::{Flat, HeldPages};
 pub(crate) use lock_file::{LockFile, WHOLE_FILE, with_locks_excluded};
 pub(crate) use log_directories::{delete_container, owners_of};
-pub(crate) use object::{FIRST_EPOCH, OBJECT_PAYLOAD_MAX, begins_as_object, rename_object};
+pub(crate) use object::{
+    FIRST_EPOCH, OBJECT_PAYLOAD_MAX, Object, begins_as_object, has_attributes, rename_object, set_attributes,
+};
 #[cfg(test)]
 pub use permissions::dir_permissions;
 pub(crate) use permissions::{SET_ID, effective_set_id, may_write, only_drops_set_id};

@@ -30,6 +30,11 @@ pub(crate) struct Object {
     unclaimed: RankedMutex<Option<Arc<dyn WritableFile>>>,
     /// This process has created the object, and no process has synced it.
     is_new: AtomicBool,
+    /// Other nodes find the object with its header.
+    is_written_back: AtomicBool,
+    /// `write_back_new` has failed. The system reports this once, so the header and the data are
+    /// not safe until they were written again.
+    has_write_back_failed: AtomicBool,
     /// The size at which the object was found to end with a complete frame that is not full, or 0.
     /// The first writer appends nothing afterwards, so the content of an object of this size does
     /// not change.
@@ -60,47 +65,23 @@ impl Object {
         temporaries: &dyn WritableDir,
         (parent, name): (&dyn WritableDir, &[u8]),
         new: NewEntry,
-        (container, writer): (u128, u64),
+        numbers: (u128, u64),
         host: &Host,
         has_writer: bool,
     ) -> Result<(Object, Stat)> {
-        let temporary = number_name(container);
+        let (temporary, head) = (number_name(numbers.0), new_head(numbers, host));
         let file: Arc<dyn WritableFile> =
             Arc::from(temporaries.create_file_with_umask(&temporary, new.permissions)?);
-        let head = Head {
-            kind: HeadKind::Data,
-            version: OBJECT_VERSION,
-            block_bytes: BLOCK_BYTES,
-            container,
-            writer,
-            directories: 0,
-            process: Some(ObjectProcess::of(&host.holder)),
-        };
         let begin = head.encode();
         let pieces: [&[u8]; 2] = [&begin, if has_writer { b"" } else { OBJECT_END }];
         let made = file.write_pieces_at(&pieces, 0).and_then(|()| {
             file.write_back()?;
-            let mut stat = file.stat()?;
-            let has_owners = (stat.uid, stat.gid) == (new.uid, new.gid);
-            // Another process that has opened the object since may have added permissions.
-            if !has_owners || stat.mode & new.permissions != new.permissions {
-                let owners = match has_owners {
-                    true => Change::default(),
-                    false => Change { uid: Some(new.uid), gid: Some(new.gid), ..Change::default() },
-                };
-                file.change(&Change { permissions: Some(new.permissions), ..owners })?;
-                stat = file.stat()?;
-            }
+            let stat = set_attributes(&*file, file.stat()?, new)?;
             name_new(temporaries, &temporary, parent, name)?;
             Ok(stat)
         });
         match made {
-            Ok(stat) => {
-                let unclaimed = RankedMutex::new(Rank::Leaf, has_writer.then(|| Arc::clone(&file)));
-                let writable = Some(Arc::clone(&file));
-                let (is_new, complete_bytes) = (AtomicBool::new(true), AtomicU64::new(0));
-                Ok((Object { file, head, writable, unclaimed, is_new, complete_bytes }, stat))
-            }
+            Ok(stat) => Ok((Object::created(file, head, has_writer, true), stat)),
             Err(error) => {
                 let _ = temporaries.remove(&temporary); // otherwise `quell log fsck` finds it
                 Err(error)
@@ -108,14 +89,46 @@ impl Object {
         }
     }
 
-    /// Opens the object `name` in `parent`. Returns its attributes, too, as this node knows them.
+    /// Makes a new file, which has its name already, an object. For a process that is the only user
+    /// of the store: this needs fewer requests than [`create`](Self::create), because the file has
+    /// one name only, and its header is passed to the file server together with the data.
+    /// `set_attributes` sets the owner and the permissions of the file, which has these attributes.
+    ///
+    /// Other processes may find the object without its header until
+    /// [`write_back_new`](Self::write_back_new) is called, and after a crash.
+    pub fn create_in_place(
+        file: Arc<dyn WritableFile>,
+        numbers: (u128, u64),
+        host: &Host,
+        set_attributes: &dyn Fn(&dyn WritableFile, Stat) -> Result<Stat>,
+    ) -> Result<(Object, Stat)> {
+        let head = new_head(numbers, host);
+        // A network file system still knows the attributes of the new file. After the first write,
+        // it would request them again.
+        let stat = set_attributes(&*file, file.stat()?)?;
+        file.write_at(&head.encode(), 0)?;
+        Ok((Object::created(file, head, true, false), stat))
+    }
+
+    fn created(file: Arc<dyn WritableFile>, head: Head, has_writer: bool, is_written_back: bool) -> Object {
+        Object {
+            head,
+            unclaimed: RankedMutex::new(Rank::Leaf, has_writer.then(|| Arc::clone(&file))),
+            writable: Some(Arc::clone(&file) as Arc<dyn WritableFile>),
+            file,
+            is_new: AtomicBool::new(true),
+            is_written_back: AtomicBool::new(is_written_back),
+            has_write_back_failed: AtomicBool::new(false),
+            complete_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns the object `name`, an open file, which has these attributes as this node knows them.
     ///
     /// # Errors
     ///
     /// `Damaged` if it is not an object.
-    pub fn open(parent: &dyn WritableDir, name: &[u8]) -> Result<(Object, Stat)> {
-        let (file, stat) = parent.open_file_and_stat(name)?;
-        let file: Arc<dyn OpenFile> = Arc::from(file);
+    pub fn open(file: Arc<dyn OpenFile>, stat: &Stat, name: &[u8]) -> Result<Object> {
         // The header of the object, and the header of its only frame.
         let mut bytes = [0; HEAD_BYTES + OBJECT_FRAME_HEAD_BYTES];
         let mut length = file.read_at(&mut bytes, 0)?;
@@ -136,10 +149,25 @@ impl Object {
             }
             _ => false,
         };
-        let complete_bytes = AtomicU64::new(if is_complete { stat.size_bytes } else { 0 });
-        let unclaimed = RankedMutex::new(Rank::Leaf, None);
-        let is_new = AtomicBool::new(false);
-        Ok((Object { file, head, writable: None, unclaimed, is_new, complete_bytes }, stat))
+        Ok(Object::opened(file, head, if is_complete { stat.size_bytes } else { 0 }))
+    }
+
+    /// Returns an object that is known to have this header, and to be complete.
+    pub fn open_known(file: Arc<dyn OpenFile>, head: Head, stat: &Stat) -> Object {
+        Object::opened(file, head, stat.size_bytes)
+    }
+
+    fn opened(file: Arc<dyn OpenFile>, head: Head, complete_bytes: u64) -> Object {
+        Object {
+            file,
+            head,
+            writable: None,
+            unclaimed: RankedMutex::new(Rank::Leaf, None),
+            is_new: AtomicBool::new(false),
+            is_written_back: AtomicBool::new(true),
+            has_write_back_failed: AtomicBool::new(false),
+            complete_bytes: AtomicU64::new(complete_bytes),
+        }
     }
 
     pub fn file(&self) -> &Arc<dyn OpenFile> {
@@ -163,6 +191,31 @@ impl Object {
     /// Returns the object for its first writer, once.
     pub fn claim(&self) -> Option<Arc<dyn WritableFile>> {
         self.unclaimed.lock().take()
+    }
+
+    /// Passes the object to the file server, unless this was done before. Must be called before
+    /// other processes may use the store, and before anything refers to the object.
+    pub fn write_back_new(&self) -> Result<()> {
+        let Some(file) = self.writable.as_ref().filter(|_| !self.is_written_back.load(Ordering::Relaxed))
+        else {
+            return Ok(());
+        };
+        let written = file.write_back();
+        match written {
+            Ok(()) => self.set_written_back(),
+            Err(_) => self.has_write_back_failed.store(true, Ordering::Relaxed),
+        }
+        written
+    }
+
+    /// Records that other nodes find the object with its header.
+    pub fn set_written_back(&self) {
+        self.is_written_back.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if `write_back_new` has failed since the last call.
+    pub fn take_write_back_failure(&self) -> bool {
+        self.has_write_back_failed.swap(false, Ordering::Relaxed)
     }
 
     /// Returns true if a power failure may have kept the object, because it was synced.
@@ -272,6 +325,40 @@ impl Object {
         let (writer, holder) = (self.head.writer, self.holder(host));
         Running { writer, first_epoch: FIRST_EPOCH, holder, published: None }
     }
+}
+
+/// Returns the header of an object that this process creates. The numbers are those of its
+/// container and of its first writer.
+fn new_head((container, writer): (u128, u64), host: &Host) -> Head {
+    Head {
+        kind: HeadKind::Data,
+        version: OBJECT_VERSION,
+        block_bytes: BLOCK_BYTES,
+        container,
+        writer,
+        directories: 0,
+        process: Some(ObjectProcess::of(&host.holder)),
+    }
+}
+
+/// Returns true if a file with these attributes has the owner, the group and the permissions of
+/// `new`. Another process that has opened the file since may have added permissions.
+pub(crate) fn has_attributes(stat: &Stat, new: NewEntry) -> bool {
+    (stat.uid, stat.gid) == (new.uid, new.gid) && stat.mode & new.permissions == new.permissions
+}
+
+/// Gives a new file, which has the attributes `stat`, the owner, the group and the permissions of
+/// `new`. Returns its attributes then.
+pub(crate) fn set_attributes(file: &dyn WritableFile, stat: Stat, new: NewEntry) -> Result<Stat> {
+    if has_attributes(&stat, new) {
+        return Ok(stat);
+    }
+    let owners = match (stat.uid, stat.gid) == (new.uid, new.gid) {
+        true => Change::default(),
+        false => Change { uid: Some(new.uid), gid: Some(new.gid), ..Change::default() },
+    };
+    file.change(&Change { permissions: Some(new.permissions), ..owners })?;
+    file.stat()
 }
 
 /// Gives a file that this process has created in a directory of temporary names its name, which

@@ -78,8 +78,8 @@ pub(crate) fn attributes_if_known_object(
     let FoundEntry { store, kind, stat } = *found;
     let state = mount.stores.creation_state()?;
     // A file with set-id bits has a container.
-    if kind != Kind::File || stat.mode & SET_ID != 0 || !mount.stores.known_objects().has(state, store, &stat)
-    {
+    let is_known = || mount.stores.known_objects().head(state, store, &stat).is_some();
+    if kind != Kind::File || stat.mode & SET_ID != 0 || !is_known() {
         return None;
     }
     // Writers of this mount may have data that is not in the store.

@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use quell_posix::{Acting, Stat, WritableDir, assume, assumed};
+use quell_posix::{Acting, Stat, WritableDir, WritableFile, assume, assumed};
 use quell_vfs::{Attributes, Caller, Change, Error, ErrorKind, Kind, NewEntry, OpenMode, Result, check_name};
 
-use crate::container::{Container, begins_as_object};
+use crate::container::{Container, begins_as_object, has_attributes, set_attributes};
 use crate::format::{OBJECT_FRAME_BYTES, container_name, other_name};
 use crate::fs::attributes::attributes_from;
 use crate::fs::handle::Handle;
 use crate::fs::mount::{EntryName, Mount};
 use crate::fs::search::{FoundEntry, SearchResult, has_moved, search};
 use crate::fs::store_dirs::Dirs;
+use crate::not_found::none_if_not_found;
 use crate::session::LogFile;
 use crate::stores::{Host, StoreList};
 
@@ -23,7 +24,32 @@ pub(crate) fn create_file(
     mode: OpenMode,
     process: u32,
 ) -> Result<(Attributes, Handle)> {
-    let Created { container, dirs, object } = create_container(mount, at, new, mode.write)?;
+    mount.stores.while_creating_file(|is_only_user| {
+        let stored = container_name(at.name)?;
+        // The owner of a directory of the store may have been changed in the store itself.
+        mount.prepare_for_writers(new.permissions, Some(new.uid))?;
+        let is_missing = mount.begin_name(at);
+        let created = match is_only_user && mode.write {
+            true => create_object_in_place(mount, at, &stored, new, is_missing)?,
+            false => None,
+        };
+        let created = match created {
+            Some(created) => created,
+            None => create_container(mount, at, &stored, new, mode.write)?,
+        };
+        open_created(mount, at, created, mode, process)
+    })
+}
+
+/// Adds a file that was just created to the nodes and the open files, and opens it.
+fn open_created(
+    mount: &Mount,
+    at: EntryName<'_>,
+    created: Created,
+    mode: OpenMode,
+    process: u32,
+) -> Result<(Attributes, Handle)> {
+    let Created { container, dirs, object } = created;
     let home = container.home();
     let file = LogFile::created(
         container,
@@ -37,7 +63,7 @@ pub(crate) fn create_file(
         nodes.removed(at.dir, at.name);
         nodes.refer(at.dir, at.name, Kind::File)
     };
-    let shared = mount.files.add(node, file);
+    let shared = mount.files.add_new(node, file);
     let opened = shared.file.attributes_of_new(node, object).and_then(|attributes| {
         let mode = OpenMode { truncate: false, ..mode };
         Ok((attributes, Handle::open(shared, node, mode, process, mount.choices.flattens_later)?))
@@ -54,11 +80,72 @@ struct Created {
     object: Option<Stat>,
 }
 
+/// Creates a file as an object under its name, for the only user of the store. Returns `None` if
+/// the file cannot be created in this way.
+///
+/// The search for the name is shorter than in `create_container`: the creation itself fails if the
+/// name is that of a file, no other process creates a name, and either the name is known to be
+/// missing, or the kernel has usually just looked it up.
+fn create_object_in_place(
+    mount: &Mount,
+    at: EntryName<'_>,
+    stored: &[u8],
+    new: NewEntry,
+    is_missing: bool,
+) -> Result<Option<Created>> {
+    check_name(at.name)?;
+    let store_list = mount.stores.list();
+    if mount.is_hidden(at) || !may_be_object(mount, &store_list, new)? {
+        return Ok(None);
+    }
+    let dirs = mount.open_dir(at.dir)?;
+    let home = store_list.home(at.name);
+    let Some(dir) = dirs.get(home) else { return Ok(None) };
+    if !is_missing
+        && !mount.missing_names.take((at.dir, at.name), &mount.stores)
+        && none_if_not_found(dirs[0].stat(&other_name(at.name)?))?.is_some()
+    {
+        return Ok(None);
+    }
+    // The kernel gives the file the group of a directory with the set-group-ID bit.
+    let set_attributes = |file: &dyn WritableFile, stat: Stat| {
+        if has_attributes(&stat, new) {
+            return Ok(stat);
+        }
+        let new = inherit(&**dir, new, false)?;
+        let _group = with_group(new.gid)?;
+        set_attributes(file, stat, new)
+    };
+    let permissions = new.permissions;
+    match Container::create_object_in_place(&mount.stores, home, &**dir, stored, permissions, &set_attributes)
+    {
+        // The name may belong to an empty directory, which only a container can replace.
+        Err(error) if error.kind == ErrorKind::Exists => Ok(None),
+        created => {
+            let (container, stat) = created?;
+            Ok(Some(Created { container, dirs, object: Some(stat) }))
+        }
+    }
+}
+
+/// Returns true if a new file can be an object.
+fn may_be_object(mount: &Mount, store_list: &StoreList, new: NewEntry) -> Result<bool> {
+    // A drained store refuses only containers, so sets of stores have no new objects.
+    Ok(mount.choices.begins_as_object
+        && mount.choices.buffer_bytes as u64 >= OBJECT_FRAME_BYTES
+        && begins_as_object(new.permissions)
+        && store_list.version == 0
+        && !mount.stores.has_other_writers_now()?)
+}
+
 /// Creates a file in its home store, as an object or as a container.
-fn create_container(mount: &Mount, at: EntryName<'_>, new: NewEntry, has_writer: bool) -> Result<Created> {
-    let stored = container_name(at.name)?;
-    // The owner of a directory of the store may have been changed in the store itself.
-    mount.prepare_for_writers(new.permissions, Some(new.uid))?;
+fn create_container(
+    mount: &Mount,
+    at: EntryName<'_>,
+    stored: &[u8],
+    new: NewEntry,
+    has_writer: bool,
+) -> Result<Created> {
     loop {
         let (dirs, store_list) = free_name(mount, at)?;
         let new = inherit(&*dirs[0], new, false)?;
@@ -71,16 +158,10 @@ fn create_container(mount: &Mount, at: EntryName<'_>, new: NewEntry, has_writer:
             // The directory was removed.
             return Err(Error::new(ErrorKind::NotFound, "make", at.name));
         };
-        // A drained store refuses only containers, so sets of stores have no new objects.
-        let may_be_object = mount.choices.begins_as_object
-            && mount.choices.buffer_bytes as u64 >= OBJECT_FRAME_BYTES
-            && begins_as_object(new.permissions)
-            && store_list.version == 0
-            && !mount.stores.has_other_writers_now()?;
-        if may_be_object {
-            match Container::create_object(&mount.stores, home, &**stored_dir, &stored, new, has_writer) {
+        if may_be_object(mount, &store_list, new)? {
+            match Container::create_object(&mount.stores, home, &**stored_dir, stored, new, has_writer) {
                 // The name belongs to an empty directory, which only a container can replace.
-                Err(error) if error.kind == ErrorKind::Exists && is_replaceable(&**stored_dir, &stored)? => {}
+                Err(error) if error.kind == ErrorKind::Exists && is_replaceable(&**stored_dir, stored)? => {}
                 Err(error) if error.kind == ErrorKind::Unsupported => {}
                 Err(error)
                     if error.kind == ErrorKind::NotFound && mount.stores.has_changed(&store_list)? =>
@@ -93,7 +174,7 @@ fn create_container(mount: &Mount, at: EntryName<'_>, new: NewEntry, has_writer:
                 }
             }
         }
-        match Container::create(&mount.stores, home, &**stored_dir, &stored, new) {
+        match Container::create(&mount.stores, home, &**stored_dir, stored, new) {
             // The store is being drained, and this mount did not know it.
             Err(error) if error.kind == ErrorKind::NotFound && mount.stores.has_changed(&store_list)? => {}
             created => return Ok(Created { container: created?, dirs, object: None }),
@@ -112,7 +193,8 @@ fn is_replaceable(dir: &dyn WritableDir, stored: &[u8]) -> Result<bool> {
 
 /// Creates a directory in all stores, and adds a reference to its node.
 pub(crate) fn make_dir(mount: &Mount, at: EntryName<'_>, new: NewEntry) -> Result<Attributes> {
-    let (dirs, _) = free_name(mount, at)?;
+    let period = mount.stores.only_user_period();
+    let (dirs, _) = begin_free_name(mount, at)?;
     let stored = other_name(at.name)?;
     let new = inherit(&*dirs[0], new, true)?;
     mount.prepare_for_writers(new.permissions, None)?;
@@ -138,7 +220,7 @@ pub(crate) fn make_dir(mount: &Mount, at: EntryName<'_>, new: NewEntry) -> Resul
         }
     }
     let stat = dirs[0].stat(&stored)?;
-    let node = mount.nodes.lock().refer(at.dir, at.name, Kind::Dir);
+    let node = mount.nodes.lock().refer_to_new_dir(at.dir, at.name, period);
     Ok(attributes_from(node, Kind::Dir, &stat))
 }
 
@@ -149,7 +231,7 @@ pub(crate) fn make_symlink(
     target: &[u8],
     new: NewEntry,
 ) -> Result<Attributes> {
-    let (dirs, _) = free_name(mount, at)?;
+    let (dirs, _) = begin_free_name(mount, at)?;
     let stored = other_name(at.name)?;
     let new = inherit(&*dirs[0], new, false)?;
     dirs[0].make_symlink(&stored, target)?;
@@ -162,6 +244,17 @@ pub(crate) fn make_symlink(
     let stat = dirs[0].stat(&stored)?;
     let node = mount.nodes.lock().refer(at.dir, at.name, Kind::Symlink);
     Ok(attributes_from(node, Kind::Symlink, &stat))
+}
+
+/// Checks that the name of a directory or symbolic link that is about to be created is free.
+/// Returns the same as `free_name`.
+fn begin_free_name(mount: &Mount, at: EntryName<'_>) -> Result<(Dirs, Arc<StoreList>)> {
+    check_name(at.name)?;
+    let store_list = mount.stores.list();
+    match mount.begin_name(at) && !mount.is_hidden(at) {
+        true => Ok((mount.open_dir(at.dir)?, store_list)),
+        false => free_name(mount, at),
+    }
 }
 
 /// Checks that a name is free. Returns the directory in all stores, and the list of stores that

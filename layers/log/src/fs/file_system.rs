@@ -121,10 +121,23 @@ impl LogFs {
         self.mount.stores.end_only_user_period();
     }
 
-    /// Shares the store with other processes again. Must be called after all names and attributes
-    /// that the kernel keeps have expired.
-    pub fn share_stores(&self) {
+    /// Shares the store with other processes again. Must be called after
+    /// [`end_only_user_period`](Self::end_only_user_period), and after all names and attributes
+    /// that the kernel keeps have expired. Passes new files to the file server first. Returns false
+    /// if a file is being created that began in the period; the call must then be repeated.
+    pub fn share_stores(&self) -> bool {
+        if self.mount.stores.is_creating_file() {
+            return false;
+        }
+        for shared in self.mount.files.all() {
+            // Each close and sync of the file returns the error, and other processes may find the
+            // file damaged.
+            if let Err(error) = shared.file.write_back_new_object() {
+                tracing::warn!(%error, "cannot pass a new file to the file server");
+            }
+        }
         self.mount.stores.share();
+        true
     }
 
     /// Returns true if files are being flattened in the background, or are queued for it.
@@ -266,7 +279,8 @@ impl Writable for LogFs {
         new: NewEntry,
     ) -> Result<NodeRef<'_>> {
         let _acting = self.mount.assume_caller(context)?;
-        let attributes = create::make_dir(&self.mount, EntryName { dir, name }, new)?;
+        let make = || create::make_dir(&self.mount, EntryName { dir, name }, new);
+        let attributes = self.mount.missing_names.while_changing(make)?;
         Ok(NodeRef::counted(self, attributes))
     }
 
@@ -279,7 +293,8 @@ impl Writable for LogFs {
         new: NewEntry,
     ) -> Result<NodeRef<'_>> {
         let _acting = self.mount.assume_caller(context)?;
-        let attributes = create::make_symlink(&self.mount, EntryName { dir, name }, target, new)?;
+        let make = || create::make_symlink(&self.mount, EntryName { dir, name }, target, new);
+        let attributes = self.mount.missing_names.while_changing(make)?;
         Ok(NodeRef::counted(self, attributes))
     }
 
@@ -304,7 +319,8 @@ impl Writable for LogFs {
     ) -> Result<()> {
         let _acting = self.mount.assume_caller(context)?;
         let from = EntryName { dir: from_dir, name: from };
-        rename::rename(&self.mount, from, EntryName { dir: to_dir, name: to }, mode)
+        let rename = || rename::rename(&self.mount, from, EntryName { dir: to_dir, name: to }, mode);
+        self.mount.missing_names.while_changing(rename)
     }
 
     fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {

@@ -39,6 +39,9 @@ pub(crate) fn file(mount: &Mount, node: NodeId) -> Result<Arc<SharedFile>> {
         return Err(Error::new(ErrorKind::Stale, "open", name));
     }
     let at = EntryName { dir: parent, name: &name };
+    if let Some((container, dir)) = open_without_search(mount, at)? {
+        return Ok(add_file(mount, node, container, &dir));
+    }
     loop {
         let SearchResult { dirs, found, .. } = search(mount, at)?;
         let Some(found) = found.filter(|found| found.kind == Kind::File) else {
@@ -51,6 +54,22 @@ pub(crate) fn file(mount: &Mount, node: NodeId) -> Result<Arc<SharedFile>> {
             container => return Ok(add_file(mount, node, container?, dir)),
         }
     }
+}
+
+/// Opens the file with this name without a search for it, if this process is the only user of the
+/// store: the name is that of a file, which only this process renames. Returns `None` if the name
+/// has to be searched for.
+fn open_without_search(
+    mount: &Mount,
+    at: EntryName<'_>,
+) -> Result<Option<(Container, Arc<dyn WritableDir>)>> {
+    if mount.stores.only_user_period().is_none() {
+        return Ok(None);
+    }
+    let dirs = mount.open_dir(at.dir)?;
+    let [dir] = &dirs[..] else { return Ok(None) };
+    let opened = Container::open_as(&mount.stores, 0, &**dir, &container_name(at.name)?, Some(Kind::File));
+    Ok(none_if_not_found(opened)?.map(|container| (container, Arc::clone(dir))))
 }
 
 /// Opens the container of a file that was found, or its object.
@@ -76,12 +95,17 @@ pub(crate) fn open_found(mount: &Mount, node: NodeId, found: &FoundEntry) -> Res
     if mount.files.get(node).is_some() {
         return Ok(());
     }
+    let identity = ContainerIdentity { store: found.store, dir: found.stat.identity() };
+    if let Some(shared) = mount.files.with_container(&identity) {
+        mount.files.add_known(node, &shared);
+        return Ok(());
+    }
     let Node { parent, name, .. } = mount.node(node)?;
     let dirs = mount.open_dir(parent)?;
     let Some(dir) = dirs.get(found.store) else { return Ok(()) };
     let opened = open_container(mount, &dirs, &name, found);
     if let Some(container) = none_if_not_found(opened)?
-        && container.identity() == (ContainerIdentity { store: found.store, dir: found.stat.identity() })
+        && container.identity() == identity
     {
         add_file(mount, node, container, dir);
     }

@@ -124,6 +124,17 @@ impl Handle {
     /// writer of this node has ended, the file is flattened if a flat index is due.
     fn release(&self) -> Result<()> {
         self.shared.handles.fetch_sub(1, Ordering::Relaxed);
+        let released = self.release_writer();
+        // An object is opened again with one request, and closing it later would delay another
+        // operation. A file whose data could not be written is needed for another attempt.
+        let is_needed = released.is_err() || !self.shared.file.container().is_known_only_object();
+        if is_needed && !self.shared.is_removed() {
+            self.shared.keep_open(self.node);
+        }
+        released
+    }
+
+    fn release_writer(&self) -> Result<()> {
         if self.writer.is_none() {
             return Ok(());
         }

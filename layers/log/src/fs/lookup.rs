@@ -21,13 +21,20 @@ use crate::not_found::none_if_not_found;
 /// `Damaged` if parts of the file were lost.
 pub(crate) fn lookup(mount: &Mount, at: EntryName<'_>) -> Result<Option<Attributes>> {
     check_name(at.name)?;
+    if mount.is_missing(at) {
+        return Ok(None);
+    }
     let mut attempts = 0;
     loop {
         attempts += 1;
+        let names_state = mount.missing_names.state(&mount.stores);
         let SearchResult { dirs, found, .. } = search(mount, at)?;
         let Some(found) = found else {
             // Another node may have removed the name.
             mount.nodes.lock().removed(at.dir, at.name);
+            if let Some(state) = names_state {
+                mount.missing_names.add((at.dir, at.name), state);
+            }
             return Ok(None);
         };
         note_replaced_node(mount, at, &dirs, &found);

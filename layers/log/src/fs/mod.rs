@@ -2,10 +2,10 @@
 //!
 //! `file_system` implements the contract in short methods. Each operation is a module of functions
 //! that get the state of the mount (`mount`) as an argument. A module uses only the modules that
-//! are listed before it: `nodes`, `store_dirs` (changes of a directory in every store),
-//! `flatten_queue`, `open_files`, `open_dirs`, `mount`, `handle`, `search` (finds names in the
-//! stores), `files` (opens the files of nodes), `attributes`, `lookup`, `listing`, `remove`,
-//! `create`, `rename`. `tree` reads the stores without a mount.
+//! are listed before it: `new_dirs`, `nodes`, `store_dirs` (changes of a directory in every store),
+//! `flatten_queue`, `open_files`, `open_dirs`, `missing_names`, `mount`, `handle`, `search` (finds
+//! names in the stores), `files` (opens the files of nodes), `attributes`, `lookup`, `listing`,
+//! `remove`, `create`, `rename`. `tree` reads the stores without a mount.
 
 mod attributes;
 mod create;
@@ -17,7 +17,9 @@ mod listing;
 #[cfg(test)]
 mod locks_test;
 mod lookup;
+mod missing_names;
 mod mount;
+mod new_dirs;
 mod nodes;
 #[cfg(test)]
 mod only_user_test;

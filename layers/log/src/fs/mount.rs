@@ -8,6 +8,7 @@ use quell_vfs::{Attributes, Context, NodeId, Result};
 
 use crate::container::Descriptors;
 use crate::format::is_own;
+use crate::fs::missing_names::MissingNames;
 use crate::fs::nodes::{Node, Nodes, ROOT};
 use crate::fs::open_dirs::OpenDirs;
 use crate::fs::open_files::OpenFiles;
@@ -24,6 +25,7 @@ pub(crate) struct Mount {
     pub nodes: RankedMutex<Nodes>,
     pub dirs: OpenDirs,
     pub files: OpenFiles,
+    pub missing_names: MissingNames,
     /// Removed symbolic links that are still referenced.
     pub removed_links: RankedMutex<HashMap<NodeId, RemovedLink>>,
 }
@@ -50,6 +52,7 @@ impl Mount {
             stores,
             choices,
             descriptors: Arc::default(),
+            missing_names: MissingNames::new(),
             nodes: RankedMutex::new(Rank::Leaf, Nodes::new()),
             removed_links: RankedMutex::new(Rank::Leaf, HashMap::new()),
         }
@@ -90,6 +93,19 @@ impl Mount {
     /// Returns the node with this name, if it is referenced.
     pub fn named(&self, at: EntryName<'_>) -> Option<NodeId> {
         self.nodes.lock().named(at.dir, at.name)
+    }
+
+    /// Returns true if a name is known to be missing, because this process has created its
+    /// directory as the only user of the store.
+    pub fn is_missing(&self, at: EntryName<'_>) -> bool {
+        let period = self.stores.only_user_period();
+        self.nodes.lock().lacks(at.dir, at.name, period)
+    }
+
+    /// Must be called before a name is created. Returns true if the name is known to be missing.
+    pub fn begin_name(&self, at: EntryName<'_>) -> bool {
+        let period = self.stores.only_user_period();
+        self.nodes.lock().begin_name(at.dir, at.name, period)
     }
 
     /// Opens the directory `node` in all stores.

@@ -7,6 +7,9 @@ use std::collections::HashMap;
 use quell_vfs::{Error, ErrorKind, Kind, NodeId, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::fs::new_dirs::NewDirs;
+use crate::stores::OnlyUserPeriod;
+
 pub const ROOT: NodeId = NodeId(0);
 
 /// Numbers plus one must fit a signed 64-bit inode number.
@@ -30,6 +33,7 @@ pub struct Node {
 pub struct Nodes {
     nodes: HashMap<NodeId, Node>,
     names: HashMap<(NodeId, Vec<u8>), NodeId>,
+    new_dirs: NewDirs,
     /// Nodes that were removed from the table and whose numbers may be reused. Callers that keep
     /// state by number must drop it.
     forgotten: Vec<NodeId>,
@@ -45,7 +49,12 @@ impl Nodes {
             references: 1,
             children: 0,
         };
-        Nodes { nodes: HashMap::from([(ROOT, root)]), names: HashMap::new(), forgotten: Vec::new() }
+        Nodes {
+            nodes: HashMap::from([(ROOT, root)]),
+            names: HashMap::new(),
+            new_dirs: NewDirs::default(),
+            forgotten: Vec::new(),
+        }
     }
 
     pub fn get(&self, node: NodeId) -> Result<&Node> {
@@ -89,6 +98,29 @@ impl Nodes {
         self.names.insert((dir, name.to_vec()), number);
         self.add_child(dir);
         number
+    }
+
+    /// Adds a reference to the node of a directory that was just created. `period` is the period in
+    /// which this process was the only user of the store before it created the directory. Another
+    /// thread that has found the directory since may have created names in it.
+    pub fn refer_to_new_dir(&mut self, dir: NodeId, name: &[u8], period: Option<OnlyUserPeriod>) -> NodeId {
+        let is_found = self.named(dir, name).is_some();
+        let node = self.refer(dir, name, Kind::Dir);
+        if let (Some(period), false) = (period, is_found) {
+            self.new_dirs.add(node, period);
+        }
+        node
+    }
+
+    /// Returns true if a directory is known not to have this name. `period` is the current period.
+    pub fn lacks(&self, dir: NodeId, name: &[u8], period: Option<OnlyUserPeriod>) -> bool {
+        self.new_dirs.lacks(dir, name, period)
+    }
+
+    /// Must be called before a name is created in a directory. Returns true if the directory is
+    /// known not to have the name.
+    pub fn begin_name(&mut self, dir: NodeId, name: &[u8], period: Option<OnlyUserPeriod>) -> bool {
+        self.new_dirs.add_name(dir, name, period)
     }
 
     fn add_child(&mut self, dir: NodeId) {
@@ -152,6 +184,7 @@ impl Nodes {
         if !gone.is_removed {
             self.names.remove(&(gone.parent, gone.name));
         }
+        self.new_dirs.forget(node);
         self.forgotten.push(node);
         self.remove_child(gone.parent);
     }

@@ -18,7 +18,7 @@ fn be_only_user(fs: &LogFs) -> bool {
 fn share(fs: &LogFs) {
     assert!(!be_only_user(fs), "the other mount has registered itself");
     fs.end_only_user_period();
-    fs.share_stores();
+    assert!(fs.share_stores());
 }
 
 fn open(fs: &LogFs, mode: OpenMode) -> Box<dyn WritableFile> {

@@ -23,6 +23,7 @@ pub(crate) struct SharedFile {
     pub file: LogFile,
     stores: Arc<Stores>,
     pub flattening: Arc<FlattenQueue<SharedFile>>,
+    table: Weak<RankedMutex<Table>>,
     /// Number of open handles.
     pub handles: AtomicUsize,
     /// The file was removed, and has no container that must be deleted.
@@ -42,6 +43,15 @@ impl SharedFile {
                 %error,
                 "cannot create a flat index"
             );
+        }
+    }
+
+    /// Keeps the file open for its node, if the node is still referenced, after the last handle of
+    /// the file was closed.
+    pub fn keep_open(self: &Arc<Self>, node: NodeId) {
+        if let Some(table) = self.table.upgrade() {
+            let evicted = table.lock().keep_open(node, self);
+            drop(evicted);
         }
     }
 
@@ -112,7 +122,16 @@ struct Table {
     open: HashMap<NodeId, Weak<SharedFile>>,
     /// Removed files that are still referenced.
     removed: HashMap<NodeId, Arc<SharedFile>>,
+    /// The files that were used recently, which stay open.
     recent: LruCache<NodeId, Arc<SharedFile>>,
+}
+
+impl Table {
+    /// Keeps the file of a node open. Returns a file that is closed instead.
+    fn keep_open(&mut self, node: NodeId, shared: &Arc<SharedFile>) -> Option<(NodeId, Arc<SharedFile>)> {
+        let is_of_node = self.open.get(&node).is_some_and(|known| known.as_ptr() == Arc::as_ptr(shared));
+        is_of_node.then(|| self.recent.push(node, Arc::clone(shared))).flatten()
+    }
 }
 
 /// The files of a mount. Files are dropped without the lock of the table, because the last close
@@ -120,7 +139,7 @@ struct Table {
 pub(crate) struct OpenFiles {
     stores: Arc<Stores>,
     flattening: Arc<FlattenQueue<SharedFile>>,
-    table: RankedMutex<Table>,
+    table: Arc<RankedMutex<Table>>,
 }
 
 impl OpenFiles {
@@ -132,7 +151,7 @@ impl OpenFiles {
             recent: LruCache::new(FILES_KNOWN),
         };
         let flattening = Arc::new(FlattenQueue::new(SharedFile::flatten));
-        OpenFiles { stores, flattening, table: RankedMutex::new(Rank::Leaf, table) }
+        OpenFiles { stores, flattening, table: Arc::new(RankedMutex::new(Rank::Leaf, table)) }
     }
 
     /// Returns the queue of files that are flattened in the background.
@@ -155,25 +174,40 @@ impl OpenFiles {
         self.table.lock().open.get(&node).and_then(Weak::upgrade)
     }
 
-    /// Returns the file of a node, if it is known.
+    /// Returns the file of a node, if it is known, and keeps it open.
     pub fn get(&self, node: NodeId) -> Option<Arc<SharedFile>> {
         let mut table = self.table.lock();
-        let shared = table.open.get(&node)?.upgrade();
-        if let Some(shared) = &shared {
-            let evicted = table.recent.push(node, Arc::clone(shared));
-            drop(table);
-            drop(evicted);
-        }
+        let shared = table.open.get(&node)?.upgrade()?;
+        let evicted = table.keep_open(node, &shared);
+        drop(table);
+        drop(evicted);
+        Some(shared)
+    }
+
+    /// Makes a file that is open the file of a node, and keeps it open.
+    pub fn add_known(&self, node: NodeId, shared: &Arc<SharedFile>) {
+        let mut table = self.table.lock();
+        table.open.insert(node, Arc::downgrade(shared));
+        let evicted = table.keep_open(node, shared);
+        drop(table);
+        drop(evicted);
+    }
+
+    /// Makes `file` the file of a node, unless the file is already open, and keeps it open.
+    pub fn add(&self, node: NodeId, file: LogFile) -> Arc<SharedFile> {
+        let shared = self.add_new(node, file);
+        shared.keep_open(node);
         shared
     }
 
-    /// Makes `file` the file of a node, unless the file is already open.
-    pub fn add(&self, node: NodeId, file: LogFile) -> Arc<SharedFile> {
+    /// Makes `file` the file of a node, unless the file is already open. The file is closed with
+    /// its last handle, if it is not used otherwise before.
+    pub fn add_new(&self, node: NodeId, file: LogFile) -> Arc<SharedFile> {
         let number = file.container().identity();
         let (stores, flattening) = (Arc::clone(&self.stores), Arc::clone(&self.flattening));
         let (handles, trash) = (AtomicUsize::new(0), RankedMutex::new(Rank::Leaf, None));
-        let is_unlinked = AtomicBool::new(false);
-        let shared = SharedFile { file, stores, flattening, handles, is_unlinked, trash };
+        let (table, is_unlinked) = (Arc::downgrade(&self.table), AtomicBool::new(false));
+        let shared = SharedFile { file, stores, flattening, table, handles, is_unlinked, trash };
         let mut table = self.table.lock();
         let known = table.all.get(&number).and_then(Weak::upgrade);
         let (shared, unused) = match known {
@@ -185,9 +219,8 @@ impl OpenFiles {
         }
         table.all.insert(number, Arc::downgrade(&shared));
         table.open.insert(node, Arc::downgrade(&shared));
-        let evicted = table.recent.push(node, Arc::clone(&shared));
         drop(table);
-        drop((evicted, unused));
+        drop(unused);
         shared
     }
 

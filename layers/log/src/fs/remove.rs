@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use quell_posix::{Stat, WritableDir, assume};
-use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Rename, Result};
+use quell_posix::{WritableDir, assume};
+use quell_vfs::{Attributes, Error, ErrorKind, FileIdentity, Kind, NodeId, Rename, Result};
 
 use crate::container::{Container, ContainerIdentity, delete_container};
 use crate::format::{container_name, number_name, other_name};
@@ -57,6 +57,10 @@ impl RemovedNode {
 
 /// Removes a file or a symbolic link.
 pub(crate) fn remove(mount: &Mount, at: EntryName<'_>) -> Result<()> {
+    if remove_closed_file(mount, at)? {
+        mount.nodes.lock().removed(at.dir, at.name);
+        return Ok(());
+    }
     loop {
         let SearchResult { dirs, found, .. } = search(mount, at)?;
         match found {
@@ -84,6 +88,26 @@ pub(crate) fn remove(mount: &Mount, at: EntryName<'_>) -> Result<()> {
         }
         mount.nodes.lock().removed(at.dir, at.name);
         return Ok(());
+    }
+}
+
+/// Removes a file that is not open, without a search for its name: this
+/// process is the only user of the store, and the name has the node of a file. Returns false if the
+/// name has to be searched for.
+fn remove_closed_file(mount: &Mount, at: EntryName<'_>) -> Result<bool> {
+    if mount.stores.only_user_period().is_none() || mount.is_hidden(at) {
+        return Ok(false);
+    }
+    let is_closed_file = |node: &NodeId| {
+        mount.files.peek(*node).is_none() && mount.node(*node).is_ok_and(|found| found.kind == Kind::File)
+    };
+    let Some(node) = mount.named(at).filter(is_closed_file) else { return Ok(false) };
+    let dirs = mount.open_dir(at.dir)?;
+    let [dir] = &dirs[..] else { return Ok(false) };
+    let file = StoredFile { dir, store: 0, kind: Some(Kind::File), identity: None };
+    match discard(mount, file, &container_name(at.name)?, Some(node)) {
+        Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
+        discarded => discarded.map(|()| true),
     }
 }
 
@@ -126,14 +150,18 @@ pub(crate) struct StoredFile<'a> {
     /// The directory in `store` that contains the file.
     pub dir: &'a Arc<dyn WritableDir>,
     pub store: StoreNumber,
-    /// The attributes of the name in the store, if they were just read.
-    pub stat: Option<Stat>,
+    /// The kind that the name in the store probably has. If it is known, opening an object takes
+    /// one request fewer.
+    pub kind: Option<Kind>,
+    /// The identity of the file with this name in the store, if it was just read.
+    pub identity: Option<FileIdentity>,
 }
 
 impl<'a> StoredFile<'a> {
     /// Returns the location of a file that was found.
     pub fn found(dir: &'a Arc<dyn WritableDir>, store: StoreNumber, found: &FoundEntry) -> StoredFile<'a> {
-        StoredFile { dir, store, stat: Some(found.stat) }
+        let FoundEntry { stat, .. } = found;
+        StoredFile { dir, store, kind: stat.kind(), identity: Some(stat.identity()) }
     }
 }
 
@@ -156,19 +184,16 @@ pub(crate) fn discard_by(
     node: Option<NodeId>,
     remove: &dyn Fn() -> Result<()>,
 ) -> Result<()> {
-    let StoredFile { dir, store, stat } = file;
+    let StoredFile { dir, store, kind, identity } = file;
     // The file is not opened again if it is open. Other mounts may have given the name to another
     // file, which a client of NFS notices only when it opens the name.
     let is_only_user = mount.stores.only_user_period().is_some();
-    let found = stat.map(|stat| ContainerIdentity { store, dir: stat.identity() });
+    let found = identity.map(|dir| ContainerIdentity { store, dir });
     let open = node.filter(|_| is_only_user).and_then(|node| mount.files.get(node));
     let open = open.filter(|open| Some(open.file.container().identity()) == found);
     let opened = match open.is_some() {
         true => Ok(None),
-        false => {
-            let kind = stat.and_then(|stat| stat.kind());
-            Container::open_as(&mount.stores, store, &**dir, stored, kind).map(Some)
-        }
+        false => Container::open_as(&mount.stores, store, &**dir, stored, kind).map(Some),
     };
     let container = match opened {
         Ok(container) => container,
@@ -241,6 +266,9 @@ pub(crate) fn discard_by(
 fn remove_object(container: &Container, name: &[u8], remove: &dyn Fn() -> Result<()>) -> Result<bool> {
     remove()?;
     container.set_removed();
+    if container.is_known_only_object() {
+        return Ok(false);
+    }
     // Another mount may have given the object a second name, see `rename_object`. Read before the
     // removal, the link count would not include a name that is added meanwhile.
     if let Some(object) = container.object()

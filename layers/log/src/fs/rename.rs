@@ -38,6 +38,7 @@ pub(crate) fn rename(mount: &Mount, from: EntryName<'_>, to: EntryName<'_>, mode
     if mount.is_hidden(to) {
         return Err(Error::new(ErrorKind::PermissionDenied, "rename", from.name));
     }
+    mount.begin_name(to);
     loop {
         match try_rename(mount, from, to, mode)? {
             Attempt::Done => return Ok(()),
@@ -195,7 +196,7 @@ fn rename_container(
             // never empty.
             Err(error) if is_in_use(&error) => {
                 from_dir.rename(&old, to_dir, &new, Rename::Exchange)?;
-                let file = StoredFile { dir: &source.dirs[store], store, stat: None };
+                let file = StoredFile { dir: &source.dirs[store], store, kind: None, identity: None };
                 removed(discard(mount, file, &old, None))?;
             }
             renamed => renamed?,

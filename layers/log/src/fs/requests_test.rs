@@ -1,12 +1,15 @@
 //! Counts the requests that operations of a mount send to its store.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use quell_posix::WritableDir;
 use quell_testkit::{CountingDir, MemoryStore};
 use quell_threads::lock;
-use quell_vfs::{Context, Cursor, FileSystem, NewEntry, Writable, WritableFile};
+use quell_vfs::{
+    Context, Cursor, ErrorKind, FileSystem, Kind, NewEntry, OpenMode, Rename, Writable, WritableFile,
+};
 
 use crate::fs::file_system::LogFs;
 use crate::session::Choices;
@@ -281,14 +284,138 @@ fn a_container_is_found_although_another_thread_has_looked_for_it_just_before() 
     assert_eq!(fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().size_bytes, 1004);
 }
 
-#[test]
-fn the_only_user_of_a_store_looks_for_no_changes_of_others() {
-    let (_, counting) = counted();
+/// Returns a mount that is the only user of its store, and in which a file was created before.
+fn only_user(counting: &CountingDir<dyn WritableDir>) -> LogFs {
     let root: Arc<dyn WritableDir> = Arc::new(counting.clone());
     let stores = Stores::open(vec![root], host(2, 1), 4).unwrap().begin_use(&mut || false).unwrap();
     let fs = LogFs::new(stores, Choices { begins_as_object: true, ..Choices::default() });
     drop(make(&fs, "other", 1));
     assert!(fs.be_only_user(Instant::now() + Duration::from_secs(100_000)).unwrap());
+    fs
+}
+
+#[test]
+fn the_only_user_does_not_search_for_names_that_a_lookup_has_just_not_found() {
+    let (_, counting) = counted();
+    let fs = only_user(&counting);
+    let created = |name: &str| requests(&counting, || drop(make(&fs, name, 1)))[0].clone();
+    let look_up =
+        |name: &str| assert!(fs.lookup(&Context::OWN, fs.root(), name.as_bytes()).unwrap().is_none());
+    assert_eq!(created("a"), "stat a");
+    look_up("b");
+    assert_eq!(created("b"), "create b.container");
+    // Directories, links and renames may have taken the name since.
+    let changes: [&dyn Fn(); 3] = [
+        &|| drop(fs.make_dir(&Context::OWN, fs.root(), b"dir", NEW).unwrap()),
+        &|| drop(fs.make_symlink(&Context::OWN, fs.root(), b"link", b"target", NEW).unwrap()),
+        &|| fs.rename(&Context::OWN, fs.root(), b"dir", fs.root(), b"moved", Rename::Keep).unwrap(),
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let name = format!("c{number}");
+        look_up(&name);
+        change();
+        assert_eq!(created(&name), format!("stat {name}"));
+    }
+    for name in ["moved", "link", "a"] {
+        let (context, mode) = (Context::OWN, OpenMode::READ_WRITE);
+        let error = fs.create(&context, fs.root(), name.as_bytes(), NEW, mode).map(drop).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Exists, "{name}");
+    }
+}
+
+#[test]
+fn the_only_user_knows_the_names_in_a_directory_that_it_has_created() {
+    let (_, counting) = counted();
+    let fs = only_user(&counting);
+    let dir = fs.make_dir(&Context::OWN, fs.root(), b"dir", NEW).unwrap();
+    let look_up =
+        |name: &'static [u8]| fs.lookup(&Context::OWN, dir.node, name).unwrap().map(|found| found.kind);
+    let create = |name: &'static [u8]| {
+        fs.create(&Context::OWN, dir.node, name, NEW, OpenMode::READ_WRITE).map(|(_, file)| drop(file))
+    };
+    fs.attributes(&Context::OWN, dir.node).unwrap(); // opens the directory
+    let found = requests(&counting, || assert_eq!(look_up(b"a"), None));
+    assert!(found.is_empty(), "{found:?}");
+    assert_eq!(requests(&counting, || create(b"a").unwrap())[0], "create dir/a.container");
+    let made = requests(&counting, || drop(fs.make_dir(&Context::OWN, dir.node, b"d", NEW).unwrap()));
+    assert!(!made.contains(&"stat dir/d.container".to_owned()), "{made:?}");
+    fs.make_symlink(&Context::OWN, dir.node, b"l", b"target", NEW).unwrap();
+    for (name, kind) in [(&b"a"[..], Kind::File), (b"d", Kind::Dir), (b"l", Kind::Symlink)] {
+        assert_eq!(look_up(name), Some(kind));
+        assert_eq!(create(name).unwrap_err().kind, ErrorKind::Exists);
+    }
+    fs.rename(&Context::OWN, dir.node, b"a", dir.node, b"b", Rename::Keep).unwrap();
+    fs.rename(&Context::OWN, fs.root(), b"other", dir.node, b"c", Rename::Keep).unwrap();
+    assert_eq!((look_up(b"a"), look_up(b"b"), look_up(b"c")), (None, Some(Kind::File), Some(Kind::File)));
+    // Its names remain known after it was renamed, and are not those of a new directory.
+    fs.rename(&Context::OWN, fs.root(), b"dir", fs.root(), b"moved", Rename::Keep).unwrap();
+    assert_eq!((look_up(b"b"), look_up(b"e")), (Some(Kind::File), None));
+    // In a later period, other processes may have created names in it.
+    fs.end_only_user_period();
+    assert_eq!(requests(&counting, || assert_eq!(look_up(b"e"), None))[0], "stat dir/e.container");
+}
+
+#[test]
+fn the_only_user_passes_new_files_to_the_file_server_before_it_shares_the_store() {
+    let (_, counting) = counted();
+    let fs = only_user(&counting);
+    let (closed, open) = (make(&fs, "closed", 1), make(&fs, "open", 1));
+    closed.close().unwrap();
+    open.write_at(b"data", 0).unwrap();
+    let share = || {
+        fs.end_only_user_period();
+        assert!(fs.share_stores());
+    };
+    assert_eq!(requests(&counting, share), ["write back open.container"]);
+    assert!(requests(&counting, share).is_empty());
+    assert_eq!(mount(&counting).lookup(&Context::OWN, fs.root(), b"open").unwrap().unwrap().size_bytes, 0);
+    open.close().unwrap();
+    assert_eq!(mount(&counting).lookup(&Context::OWN, fs.root(), b"open").unwrap().unwrap().size_bytes, 4);
+}
+
+/// Otherwise the data of the second writer would be lost if the node failed.
+#[test]
+fn a_new_file_is_passed_to_the_file_server_before_its_container_is_created() {
+    let (_, counting) = counted();
+    let fs = only_user(&counting);
+    let first = make(&fs, "f", 1);
+    let second = again(&fs, "f", 2);
+    let written =
+        requests(&counting, || second.write_at(b"data", 100).and_then(|()| second.publish()).unwrap());
+    let container = written.iter().position(|request| request.contains(".quell/new")).unwrap();
+    assert!(written[..container].contains(&"write back f.container".to_owned()), "{written:?}");
+    drop(first);
+}
+
+/// A name with an object that has no header could not be used.
+#[test]
+fn a_file_whose_header_cannot_be_written_is_not_created() {
+    let store = MemoryStore::new();
+    let fail = Arc::new(AtomicBool::new(false));
+    let fails = Arc::clone(&fail);
+    let inner: Arc<dyn WritableDir> = store.root();
+    let counting = CountingDir::with_hook(inner, {
+        let store = store.clone();
+        move |_, operation| {
+            if operation.verb == "stat open file" && fails.swap(false, Ordering::Relaxed) {
+                store.set_free_bytes(Some(0));
+            }
+        }
+    });
+    let fs = only_user(&counting);
+    fail.store(true, Ordering::Relaxed);
+    let context = Context::OWN;
+    let created = fs.create(&context, fs.root(), b"f", NEW, OpenMode::READ_WRITE).map(drop);
+    assert_eq!(created.unwrap_err().kind, ErrorKind::NoSpace);
+    assert!(!store.root().names().unwrap().contains(&b"f.container".to_vec()));
+    store.set_free_bytes(None);
+    make(&fs, "f", 1).close().unwrap();
+}
+
+#[test]
+fn the_only_user_of_a_store_looks_for_no_changes_of_others() {
+    let (_, counting) = counted();
+    let fs = only_user(&counting);
     let shown = |act: &dyn Fn()| -> Vec<String> {
         requests(&counting, act).iter().map(|request| without_numbers(request)).collect()
     };
@@ -298,16 +425,12 @@ fn the_only_user_of_a_store_looks_for_no_changes_of_others() {
         file.close().unwrap();
     };
     let created = [
-        "stat f.container",
         "stat f",
-        "stat /",
-        "create .quell/new/N",
-        "write .quell/new/N",
-        "write back .quell/new/N",
-        "stat open file .quell/new/N",
-        "rename .quell/new/N",
-        "write .quell/new/N",
-        "write back .quell/new/N",
+        "create f.container",
+        "stat open file f.container",
+        "write f.container",
+        "write f.container",
+        "write back f.container",
     ];
     assert_eq!(shown(&|| write(0)), created);
     let look_up = |size: u64| {
@@ -318,10 +441,19 @@ fn the_only_user_of_a_store_looks_for_no_changes_of_others() {
     assert_eq!(look_up(4), ["stat f.container"], "the file is not opened");
     let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap();
     assert_eq!(look_up(4), ["stat f.container"]);
+    let read = || {
+        let file = fs.open_as(&Context::OWN, node.node, OpenMode::READ).unwrap();
+        assert_eq!(file.read_at(&mut [0; 10], 0).unwrap(), 4);
+    };
+    assert_eq!(shown(&read), ["open f.container"], "its header is known");
     drop(node);
     // This mount itself creates the container.
     write(4);
     assert!(look_up(8).contains(&"stat .quell/parts/N/access".to_owned()));
     let removed = shown(&|| fs.remove(&Context::OWN, fs.root(), b"f").unwrap());
     assert!(removed.contains(&"rename .quell/parts/N".to_owned()), "{removed:?}");
+    make(&fs, "g", 1).write_at(b"data", 0).unwrap();
+    let _node = fs.lookup(&Context::OWN, fs.root(), b"g").unwrap().unwrap();
+    let removed = shown(&|| fs.remove(&Context::OWN, fs.root(), b"g").unwrap());
+    assert_eq!(removed, ["open g.container", "remove g.container"]);
 }

@@ -224,6 +224,13 @@ impl LogFile {
         Arc::clone(&slot.writer)
     }
 
+    /// Passes a new object to the file server, so that other processes find it with its header.
+    /// After an error, each close and sync of the file tries again, until one succeeds.
+    pub fn write_back_new_object(&self) -> Result<()> {
+        let Some(object) = self.container.object() else { return Ok(()) };
+        object.write_back_new().inspect_err(|error| self.failures.record(error))
+    }
+
     /// Removes a handle of `process`. The writer of the process ends with its last handle. Returns
     /// true if no writer of this node is left.
     pub fn release(&self, process: u32) -> Result<bool> {

@@ -9,7 +9,7 @@ use std::sync::{Arc, MutexGuard};
 use quell_posix::{WritableFile, assume, assumed};
 use quell_vfs::{Caller, Change, Error, ErrorKind, Result, Time, errno};
 
-use crate::container::{Container, FIRST_EPOCH, OBJECT_PAYLOAD_MAX, write_frame, write_zeros};
+use crate::container::{Container, FIRST_EPOCH, OBJECT_PAYLOAD_MAX, Object, write_frame, write_zeros};
 use crate::format::{
     Closed, FileOffset, FrameKind, Frames, HEAD_BYTES, LogPosition, MetaName, OBJECT_END, OBJECT_FRAME_BYTES,
     Order, PAYLOAD_BYTES_MAX, PayloadOffset, Published, Run, Running, Runs, boot_of, data_name, encode_batch,
@@ -764,6 +764,7 @@ impl Logs {
     /// Passes the data log up to `end` to the file server. If this or a sync has failed before, the
     /// data is synced instead, which writes it again.
     fn write_back(&mut self, file: &dyn WriterContext, id: u64, end: LogPosition) -> Result<()> {
+        self.note_failure_of_object(file.container(), id);
         if self.has_failed {
             self.sync_data(file.container(), id, end)?;
         } else if let Err(error) = self.data.write_back() {
@@ -772,13 +773,24 @@ impl Logs {
             return Err(error);
         }
         self.written_back = end;
+        if let (Some(_), Some(object)) = (&self.object, file.container().object()) {
+            object.set_written_back();
+        }
         Ok(())
+    }
+
+    /// Notes that the object could not be written back outside of this writer.
+    fn note_failure_of_object(&mut self, container: &Container, id: u64) {
+        if self.object.is_some() && container.object().is_some_and(Object::take_write_back_failure) {
+            self.sync_failed(container, id);
+        }
     }
 
     /// Syncs the data log up to `end`. After a failed write or sync, the part that is not known to
     /// be synced is rewritten first and verified afterwards, because the kernel would report
     /// success for pages that it has dropped.
     fn sync_data(&mut self, container: &Container, id: u64, end: LogPosition) -> Result<()> {
+        self.note_failure_of_object(container, id);
         let synced = match self.is_doubtful {
             true => container.write_data_again(&*self.data, id, self.synced_to, end.log_offset),
             false => self.data.sync(),

@@ -1,17 +1,19 @@
 //! The objects that a mount knows to be whole files while it is the only user of its store: their
 //! first writer has ended, and they have no container. The attributes of such a file follow from
-//! the attributes of its object, so stat(2) does not open the object.
+//! the attributes of its object, so stat(2) does not open the object. Their headers are kept, so
+//! that an open does not read them.
 
 use std::collections::HashMap;
 
 use quell_posix::Stat;
 use quell_vfs::FileIdentity;
 
+use crate::format::Head;
 use crate::locks::{Rank, RankedMutex};
 use crate::stores::only_user::CreationState;
 use crate::stores::store::StoreNumber;
 
-/// The largest number of objects, about 5 MB. When there are more, all are forgotten.
+/// The largest number of objects, about 10 MB. When there are more, all are forgotten.
 const OBJECTS_MAX: usize = 1 << 16;
 
 /// The store of an object, and its identity there.
@@ -23,34 +25,40 @@ pub(crate) struct KnownObjects(RankedMutex<Known>);
 struct Known {
     /// The state of the stores in which the objects were found.
     state: Option<CreationState>,
-    /// The size of each object.
-    bytes: HashMap<Key, u64>,
+    objects: HashMap<Key, KnownObject>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct KnownObject {
+    size_bytes: u64,
+    head: Head,
 }
 
 impl KnownObjects {
     pub fn new() -> KnownObjects {
-        KnownObjects(RankedMutex::new(Rank::Leaf, Known { state: None, bytes: HashMap::new() }))
+        KnownObjects(RankedMutex::new(Rank::Leaf, Known { state: None, objects: HashMap::new() }))
     }
 
     /// Adds an object that was found to be complete in this state of the stores.
-    pub fn add(&self, state: CreationState, object: Key, size_bytes: u64) {
+    pub fn add(&self, state: CreationState, object: Key, size_bytes: u64, head: &Head) {
         let mut known = self.0.lock();
-        if known.state != Some(state) || known.bytes.len() >= OBJECTS_MAX {
-            *known = Known { state: Some(state), bytes: HashMap::new() };
+        if known.state != Some(state) || known.objects.len() >= OBJECTS_MAX {
+            *known = Known { state: Some(state), objects: HashMap::new() };
         }
-        known.bytes.insert(object, size_bytes);
+        known.objects.insert(object, KnownObject { size_bytes, head: *head });
     }
 
-    /// Returns whether an object with these attributes is known to be complete in this state of
-    /// the stores.
-    pub fn has(&self, state: CreationState, store: StoreNumber, stat: &Stat) -> bool {
+    /// Returns the header of an object with these attributes, if the object is known to be complete
+    /// in this state of the stores.
+    pub fn head(&self, state: CreationState, store: StoreNumber, stat: &Stat) -> Option<Head> {
         let known = self.0.lock();
-        known.state == Some(state) && known.bytes.get(&(store, stat.identity())) == Some(&stat.size_bytes)
+        let object = known.objects.get(&(store, stat.identity())).filter(|_| known.state == Some(state))?;
+        (object.size_bytes == stat.size_bytes).then_some(object.head)
     }
 
     /// Forgets an object, because a new one may have its inode.
     pub fn remove(&self, object: Key) {
-        self.0.lock().bytes.remove(&object);
+        self.0.lock().objects.remove(&object);
     }
 }
 

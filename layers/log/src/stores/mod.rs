@@ -22,6 +22,8 @@ pub(crate) use directories::{
 pub use host::Host;
 pub use log_dir_cache::Ticket;
 pub use map_update::Opener;
+#[cfg(test)]
+pub(crate) use only_user::OnlyUserPeriods;
 pub(crate) use only_user::{CreationState, OnlyUserPeriod};
 pub(crate) use removal::{remove_shallow, remove_tree};
 pub use roles::Role;

@@ -2,7 +2,7 @@
 //! gives access to the directories of each store.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use quell_posix::{WritableDir, assume, assumed};
@@ -43,6 +43,8 @@ pub struct Stores {
     /// The number of containers of objects that this process has begun to create.
     creations: AtomicU64,
     known_objects: KnownObjects,
+    /// The number of files that this process is creating.
+    files_in_creation: AtomicUsize,
     /// Users other than the owner of the stores can create containers.
     has_other_writers: AtomicBool,
     /// The owner of all stores, if they have the same owner.
@@ -228,6 +230,7 @@ impl Stores {
             only_user: OnlyUserPeriods::new(),
             creations: AtomicU64::new(0),
             known_objects: KnownObjects::new(),
+            files_in_creation: AtomicUsize::new(0),
             has_other_writers: AtomicBool::new(has_other_writers),
             owner,
         })
@@ -299,6 +302,21 @@ impl Stores {
     /// object gets its name, and again afterwards.
     pub(crate) fn begin_creation_state(&self) {
         self.creations.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Calls `create`, which creates a file and opens it. Its parameter is true if this process is
+    /// the only user of the store. [`is_creating_file`](Self::is_creating_file) is true meanwhile.
+    pub(crate) fn while_creating_file<T>(&self, create: impl FnOnce(bool) -> T) -> T {
+        // Before the period is read: after its end, each call that has found a period is counted.
+        self.files_in_creation.fetch_add(1, Ordering::SeqCst);
+        let created = create(self.only_user_period().is_some());
+        self.files_in_creation.fetch_sub(1, Ordering::SeqCst);
+        created
+    }
+
+    /// Returns true while this process is creating a file.
+    pub(crate) fn is_creating_file(&self) -> bool {
+        self.files_in_creation.load(Ordering::SeqCst) > 0
     }
 
     /// Shares the stores with other processes again.

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use quell_log::{Choices, Holder, Host, LogFs, Scratch, Stores};
 use quell_posix::WritableDir;
@@ -29,6 +30,13 @@ pub fn mount(roots: Vec<Arc<dyn WritableDir>>, owner: (u32, u32), choices: Choic
     mount_after(0, roots, owner, choices)
 }
 
+/// Makes the mount the only user of its store for longer than a test lasts. Returns false if
+/// another mount uses the store.
+#[allow(dead_code, reason = "each test program uses a part of it")]
+pub fn be_only_user(fs: &LogFs) -> bool {
+    fs.be_only_user(Instant::now() + Duration::from_secs(100_000)).unwrap()
+}
+
 /// Returns a mount after `boots` reboots of the node.
 pub fn mount_after(
     boots: u64,
@@ -51,5 +59,5 @@ pub fn mount_after(
         is_gone: Box::new(|_| false),
         scratch,
     };
-    LogFs::new(Stores::open(roots, host, 4).unwrap(), choices)
+    LogFs::new(Stores::open(roots, host, 4).unwrap().begin_use(&mut || false).unwrap(), choices)
 }

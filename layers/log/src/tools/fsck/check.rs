@@ -175,8 +175,8 @@ fn parent_of<'a>(dir: &'a StoredDir, entry: &Entry) -> Result<&'a dyn WritableDi
     dir.in_store(entry.store).ok_or_else(|| Error::new(ErrorKind::NotFound, "open", &entry.name))
 }
 
-/// Returns true if a file began as an object whose header was never written, because of a power
-/// failure.
+/// Returns true if a file began as an object whose header was never written, because the mount was
+/// killed or the power failed.
 fn is_without_header(dir: &StoredDir, entry: &Entry) -> Result<bool> {
     let (stored, Some(parent)) = (container_name(&entry.name)?, dir.in_store(entry.store)) else {
         return Ok(false);

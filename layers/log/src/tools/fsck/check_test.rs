@@ -511,7 +511,7 @@ fn foreign_entries_and_inconsistent_names_are_reported_and_not_changed() {
     container.create_data(5, &mut None).unwrap();
     for expected in [
         "foreign: an entry of store 0 that Quell did not create",
-        "leftover: the file lost its header",
+        "leftover: the file has no header and no content",
         "foreign: a directory that has the name of a container",
         "foreign: Quell did not create meta/open-nonsense",
         "foreign: Quell did not create logs-9999",

@@ -167,7 +167,9 @@ impl Problem {
     }
 
     pub(crate) fn object_without_header() -> Problem {
-        let text = "the file lost its header in a power failure, and has no content".to_owned();
+        let text = "the file has no header and no content: its creation was interrupted, unless a mount is \
+                    creating it now"
+            .to_owned();
         Problem::new(ProblemKind::Leftover, text)
     }
 
