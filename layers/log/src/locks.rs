@@ -27,6 +27,8 @@ pub(crate) enum Rank {
     Writer,
     /// One thread creates the container of an object; other threads that need it wait.
     ContainerCreation,
+    /// One thread passes a new object to the file server; other threads that need the result wait.
+    ObjectWriteBack,
     /// One thread reads a newer placement map and opens its stores; other threads that need it
     /// wait.
     PlacementMap,

@@ -190,7 +190,7 @@ impl Keeper {
                 self.set_only_user(&fs, None);
                 self.schedule.end();
             }
-            // Tried again at the next interval if a file is being created.
+            // If a file is being created, the store is shared at a later interval.
             Action::Share => {
                 if fs.share_stores() {
                     self.schedule.wait();

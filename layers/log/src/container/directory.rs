@@ -255,13 +255,14 @@ impl Container {
     ) -> Result<(Container, Stat)> {
         let numbers = (stores.random_number(), stores.random_writer());
         let state = stores.creation_state();
-        let file = Arc::from(parent.create_file_with_umask(name, permissions)?);
-        let created = Object::create_in_place(file, numbers, stores.host(), set_attributes);
+        let file: Arc<dyn WritableFile> = Arc::from(parent.create_file_with_umask(name, permissions)?);
+        let created = Object::create_in_place(Arc::clone(&file), numbers, stores.host(), set_attributes);
         let (object, stat) = created.inspect_err(|_| {
-            // If other processes use the store now, the name may be that of another file. `quell
-            // log fsck` finds an object without a header.
-            if stores.only_user_period().is_some() {
-                let _ = parent.remove(name);
+            // The name belongs to another file if this process has lost its lock on the store.
+            let own = file.stat().map(|stat| stat.identity());
+            let found = parent.stat(name).map(|stat| stat.identity());
+            if own.is_ok_and(|own| found.is_ok_and(|found| found == own)) {
+                let _ = parent.remove(name); // otherwise `quell log fsck` finds it
             }
         })?;
         Ok((Container::of_new_object(stores, home, name, (object, &stat), state), stat))
@@ -672,6 +673,7 @@ impl Container {
     /// one of the two removes a container that is created during the removal.
     pub(crate) fn set_removed(&self) {
         self.is_removed.store(true, Ordering::SeqCst);
+        self.stores.known_objects().remove((self.home, self.identity));
     }
 
     /// Returns true if the object, which has these attributes, has no name.

@@ -30,15 +30,30 @@ pub(crate) struct Object {
     unclaimed: RankedMutex<Option<Arc<dyn WritableFile>>>,
     /// This process has created the object, and no process has synced it.
     is_new: AtomicBool,
-    /// Other nodes find the object with its header.
-    is_written_back: AtomicBool,
-    /// `write_back_new` has failed. The system reports this once, so the header and the data are
-    /// not safe until they were written again.
-    has_write_back_failed: AtomicBool,
+    write_back_state: RankedMutex<WriteBackState>,
     /// The size at which the object was found to end with a complete frame that is not full, or 0.
     /// The first writer appends nothing afterwards, so the content of an object of this size does
     /// not change.
     complete_bytes: AtomicU64,
+}
+
+/// Whether a new object was passed to the file server.
+struct WriteBackState {
+    /// Other nodes find the object with its header.
+    is_written_back: bool,
+    /// The last attempt has failed. The system reports this once, so the header is not safe until
+    /// it was written again.
+    has_failed: bool,
+    /// An attempt of a thread that does not write for the first writer has failed, and the first
+    /// writer does not know this yet.
+    is_unknown_to_writer: bool,
+}
+
+impl WriteBackState {
+    fn new(is_written_back: bool) -> RankedMutex<WriteBackState> {
+        let state = WriteBackState { is_written_back, has_failed: false, is_unknown_to_writer: false };
+        RankedMutex::new(Rank::ObjectWriteBack, state)
+    }
 }
 
 /// The part of an object that belongs to the file.
@@ -117,8 +132,7 @@ impl Object {
             writable: Some(Arc::clone(&file) as Arc<dyn WritableFile>),
             file,
             is_new: AtomicBool::new(true),
-            is_written_back: AtomicBool::new(is_written_back),
-            has_write_back_failed: AtomicBool::new(false),
+            write_back_state: WriteBackState::new(is_written_back),
             complete_bytes: AtomicU64::new(0),
         }
     }
@@ -164,8 +178,7 @@ impl Object {
             writable: None,
             unclaimed: RankedMutex::new(Rank::Leaf, None),
             is_new: AtomicBool::new(false),
-            is_written_back: AtomicBool::new(true),
-            has_write_back_failed: AtomicBool::new(false),
+            write_back_state: WriteBackState::new(true),
             complete_bytes: AtomicU64::new(complete_bytes),
         }
     }
@@ -196,26 +209,32 @@ impl Object {
     /// Passes the object to the file server, unless this was done before. Must be called before
     /// other processes may use the store, and before anything refers to the object.
     pub fn write_back_new(&self) -> Result<()> {
-        let Some(file) = self.writable.as_ref().filter(|_| !self.is_written_back.load(Ordering::Relaxed))
-        else {
-            return Ok(());
+        let mut state = self.write_back_state.lock();
+        let Some(file) = self.writable.as_ref().filter(|_| !state.is_written_back) else { return Ok(()) };
+        let written = match state.has_failed {
+            true => file.write_at(&self.head.encode(), 0).and_then(|()| file.write_back()),
+            false => file.write_back(),
         };
-        let written = file.write_back();
-        match written {
-            Ok(()) => self.set_written_back(),
-            Err(_) => self.has_write_back_failed.store(true, Ordering::Relaxed),
-        }
+        state.is_written_back = written.is_ok();
+        state.has_failed = written.is_err();
+        state.is_unknown_to_writer |= written.is_err();
         written
     }
 
-    /// Records that other nodes find the object with its header.
-    pub fn set_written_back(&self) {
-        self.is_written_back.store(true, Ordering::Relaxed);
+    /// Calls `write_back`, by which the first writer passes its data and the header to the file
+    /// server. The parameter is true if `write_back_new` has failed since the last call: data may
+    /// be lost although the system does not report this again, so the object must be written again.
+    pub fn write_back_by(&self, write_back: impl FnOnce(bool) -> Result<()>) -> Result<()> {
+        let mut state = self.write_back_state.lock();
+        let written = write_back(std::mem::take(&mut state.is_unknown_to_writer));
+        state.is_written_back |= written.is_ok();
+        state.has_failed = written.is_err();
+        written
     }
 
-    /// Returns true if `write_back_new` has failed since the last call.
-    pub fn take_write_back_failure(&self) -> bool {
-        self.has_write_back_failed.swap(false, Ordering::Relaxed)
+    /// Returns true if the last attempt to pass the object to the file server has failed.
+    pub fn has_write_back_failed(&self) -> bool {
+        self.write_back_state.lock().has_failed
     }
 
     /// Returns true if a power failure may have kept the object, because it was synced.
@@ -343,14 +362,14 @@ fn new_head((container, writer): (u128, u64), host: &Host) -> Head {
 
 /// Returns true if a file with these attributes has the owner, the group and the permissions of
 /// `new`. Another process that has opened the file since may have added permissions.
-pub(crate) fn has_attributes(stat: &Stat, new: NewEntry) -> bool {
+pub(crate) fn has_owner_and_permissions(stat: &Stat, new: NewEntry) -> bool {
     (stat.uid, stat.gid) == (new.uid, new.gid) && stat.mode & new.permissions == new.permissions
 }
 
 /// Gives a new file, which has the attributes `stat`, the owner, the group and the permissions of
 /// `new`. Returns its attributes then.
 pub(crate) fn set_attributes(file: &dyn WritableFile, stat: Stat, new: NewEntry) -> Result<Stat> {
-    if has_attributes(&stat, new) {
+    if has_owner_and_permissions(&stat, new) {
         return Ok(stat);
     }
     let owners = match (stat.uid, stat.gid) == (new.uid, new.gid) {
@@ -415,3 +434,40 @@ pub(crate) fn begins_as_object(permissions: u32) -> bool {
 /// The largest number of bytes of a file that stays an object: one frame, because other mounts see
 /// each complete frame, and must not see a part of a write.
 pub(crate) const OBJECT_PAYLOAD_MAX: u64 = OBJECT_FRAME_BYTES;
+
+#[cfg(test)]
+mod tests {
+    use quell_testkit::{MemoryStore, Writeback};
+    use quell_vfs::errno;
+
+    use super::*;
+    use crate::test_stores::host;
+
+    /// The second attempt would succeed without a write, because the system reports lost pages
+    /// once.
+    #[test]
+    fn a_header_that_was_not_written_back_is_written_again() {
+        let store = MemoryStore::new();
+        let file: Arc<dyn WritableFile> = Arc::from(store.root().create_file(b"f", 0o600).unwrap());
+        let (object, _) =
+            Object::create_in_place(Arc::clone(&file), (7, 8), &host(1, 1), &|_, stat| Ok(stat)).unwrap();
+        store.fail(|operation| (operation.verb == "write back").then_some(errno::EIO));
+        assert_eq!(object.write_back_new().unwrap_err().errno(), errno::EIO);
+        store.fail_nothing();
+        assert_eq!(store.fail_writeback(8, Writeback::Dropped, |_| true), 1);
+        object.write_back_new().unwrap();
+        let mut head = [0; HEAD_BYTES];
+        file.read_at(&mut head, 0).unwrap();
+        assert_eq!(head, object.head().encode()[..]);
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            object
+                .write_back_by(|has_failed| {
+                    seen.push(has_failed);
+                    Ok(())
+                })
+                .unwrap();
+        }
+        assert_eq!(seen, [true, false], "the first writer writes its data again, once");
+    }
+}

@@ -30,10 +30,15 @@ pub(crate) fn attributes_from(node: NodeId, kind: Kind, stat: &Stat) -> Attribut
 
 /// Returns the attributes of a node. A removed node has no links.
 pub(crate) fn attributes(mount: &Mount, node: NodeId) -> Result<Attributes> {
+    let renames = mount.renames.state();
     let known = mount.node(node)?;
     match known.kind {
         Kind::File => {
-            if let Some(attributes) = attributes_of_known_object(mount, node, &known)? {
+            let of_object = attributes_of_known_object(mount, node, &known)?;
+            // If files were renamed meanwhile, the name may be that of another file.
+            if let Some(attributes) =
+                of_object.filter(|_| renames.is_some() && renames == mount.renames.state())
+            {
                 return Ok(attributes);
             }
             let attributes = match with_file(mount, node, |shared| shared.file.attributes(node)) {
@@ -79,7 +84,7 @@ pub(crate) fn attributes_if_known_object(
     let state = mount.stores.creation_state()?;
     // A file with set-id bits has a container.
     let is_known = || mount.stores.known_objects().head(state, store, &stat).is_some();
-    if kind != Kind::File || stat.mode & SET_ID != 0 || !is_known() {
+    if stat.kind() != Some(Kind::File) || stat.mode & SET_ID != 0 || !is_known() {
         return None;
     }
     // Writers of this mount may have data that is not in the store.

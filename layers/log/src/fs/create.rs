@@ -5,7 +5,7 @@ use std::sync::Arc;
 use quell_posix::{Acting, Stat, WritableDir, WritableFile, assume, assumed};
 use quell_vfs::{Attributes, Caller, Change, Error, ErrorKind, Kind, NewEntry, OpenMode, Result, check_name};
 
-use crate::container::{Container, begins_as_object, has_attributes, set_attributes};
+use crate::container::{Container, begins_as_object, has_owner_and_permissions, set_attributes};
 use crate::format::{OBJECT_FRAME_BYTES, container_name, other_name};
 use crate::fs::attributes::attributes_from;
 use crate::fs::handle::Handle;
@@ -83,9 +83,10 @@ struct Created {
 /// Creates a file as an object under its name, for the only user of the store. Returns `None` if
 /// the file cannot be created in this way.
 ///
-/// The search for the name is shorter than in `create_container`: the creation itself fails if the
-/// name is that of a file, no other process creates a name, and either the name is known to be
-/// missing, or the kernel has usually just looked it up.
+/// The search for the name is shorter than in `create_container`. The creation itself fails if the
+/// name is that of a file, and no other process creates a name. So the name is free if it is known
+/// to be missing, if the lookup of the kernel has just not found it, or if one stat(2) does not
+/// find a directory or symbolic link.
 fn create_object_in_place(
     mount: &Mount,
     at: EntryName<'_>,
@@ -102,25 +103,35 @@ fn create_object_in_place(
     let home = store_list.home(at.name);
     let Some(dir) = dirs.get(home) else { return Ok(None) };
     if !is_missing
-        && !mount.missing_names.take((at.dir, at.name), &mount.stores)
+        && !mount.missing_names.remove((at.dir, at.name), &mount.stores)
         && none_if_not_found(dirs[0].stat(&other_name(at.name)?))?.is_some()
     {
         return Ok(None);
     }
     // The kernel gives the file the group of a directory with the set-group-ID bit.
-    let set_attributes = |file: &dyn WritableFile, stat: Stat| {
-        if has_attributes(&stat, new) {
+    let complete_attributes = |file: &dyn WritableFile, stat: Stat| {
+        if has_owner_and_permissions(&stat, new) {
             return Ok(stat);
+        }
+        // A process of the owner of the directory may have opened the file already.
+        if stat.uid != new.uid {
+            return Err(Error::new(ErrorKind::Unsupported, "make", at.name));
         }
         let new = inherit(&**dir, new, false)?;
         let _group = with_group(new.gid)?;
         set_attributes(file, stat, new)
     };
     let permissions = new.permissions;
-    match Container::create_object_in_place(&mount.stores, home, &**dir, stored, permissions, &set_attributes)
-    {
+    match Container::create_object_in_place(
+        &mount.stores,
+        home,
+        &**dir,
+        stored,
+        permissions,
+        &complete_attributes,
+    ) {
         // The name may belong to an empty directory, which only a container can replace.
-        Err(error) if error.kind == ErrorKind::Exists => Ok(None),
+        Err(error) if matches!(error.kind, ErrorKind::Exists | ErrorKind::Unsupported) => Ok(None),
         created => {
             let (container, stat) = created?;
             Ok(Some(Created { container, dirs, object: Some(stat) }))
@@ -194,7 +205,7 @@ fn is_replaceable(dir: &dyn WritableDir, stored: &[u8]) -> Result<bool> {
 /// Creates a directory in all stores, and adds a reference to its node.
 pub(crate) fn make_dir(mount: &Mount, at: EntryName<'_>, new: NewEntry) -> Result<Attributes> {
     let period = mount.stores.only_user_period();
-    let (dirs, _) = begin_free_name(mount, at)?;
+    let (dirs, _) = open_dir_for_new_name(mount, at)?;
     let stored = other_name(at.name)?;
     let new = inherit(&*dirs[0], new, true)?;
     mount.prepare_for_writers(new.permissions, None)?;
@@ -231,7 +242,7 @@ pub(crate) fn make_symlink(
     target: &[u8],
     new: NewEntry,
 ) -> Result<Attributes> {
-    let (dirs, _) = begin_free_name(mount, at)?;
+    let (dirs, _) = open_dir_for_new_name(mount, at)?;
     let stored = other_name(at.name)?;
     let new = inherit(&*dirs[0], new, false)?;
     dirs[0].make_symlink(&stored, target)?;
@@ -248,7 +259,7 @@ pub(crate) fn make_symlink(
 
 /// Checks that the name of a directory or symbolic link that is about to be created is free.
 /// Returns the same as `free_name`.
-fn begin_free_name(mount: &Mount, at: EntryName<'_>) -> Result<(Dirs, Arc<StoreList>)> {
+fn open_dir_for_new_name(mount: &Mount, at: EntryName<'_>) -> Result<(Dirs, Arc<StoreList>)> {
     check_name(at.name)?;
     let store_list = mount.stores.list();
     match mount.begin_name(at) && !mount.is_hidden(at) {

@@ -280,7 +280,7 @@ impl Writable for LogFs {
     ) -> Result<NodeRef<'_>> {
         let _acting = self.mount.assume_caller(context)?;
         let make = || create::make_dir(&self.mount, EntryName { dir, name }, new);
-        let attributes = self.mount.missing_names.while_changing(make)?;
+        let attributes = self.mount.missing_names.changes.during(make)?;
         Ok(NodeRef::counted(self, attributes))
     }
 
@@ -294,7 +294,7 @@ impl Writable for LogFs {
     ) -> Result<NodeRef<'_>> {
         let _acting = self.mount.assume_caller(context)?;
         let make = || create::make_symlink(&self.mount, EntryName { dir, name }, target, new);
-        let attributes = self.mount.missing_names.while_changing(make)?;
+        let attributes = self.mount.missing_names.changes.during(make)?;
         Ok(NodeRef::counted(self, attributes))
     }
 
@@ -320,7 +320,7 @@ impl Writable for LogFs {
         let _acting = self.mount.assume_caller(context)?;
         let from = EntryName { dir: from_dir, name: from };
         let rename = || rename::rename(&self.mount, from, EntryName { dir: to_dir, name: to }, mode);
-        self.mount.missing_names.while_changing(rename)
+        self.mount.missing_names.changes.during(|| self.mount.renames.during(rename))
     }
 
     fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {

@@ -19,6 +19,9 @@ use crate::session::LogFile;
 /// The largest number of attempts of a lookup or an open. An attempt fails if another process
 /// replaces the file after it was found, so a file that is replaced continually needs a limit.
 pub(crate) const ATTEMPTS_MAX: usize = 100;
+/// The largest number of attempts to open a file without a search. An attempt fails if a file is
+/// renamed at the same time.
+const UNSEARCHED_ATTEMPTS: usize = 10;
 
 /// Returns the file of a node, and opens it if it is not open.
 ///
@@ -29,19 +32,18 @@ pub(crate) fn file(mount: &Mount, node: NodeId) -> Result<Arc<SharedFile>> {
     if let Some(shared) = mount.files.get(node) {
         return Ok(shared);
     }
-    let Node { parent, name, kind, is_removed, .. } = mount.node(node)?;
-    match kind {
-        Kind::File => {}
-        Kind::Dir => return Err(Error::new(ErrorKind::IsADirectory, "open", name)),
-        _ => return Err(Error::new(ErrorKind::InvalidInput, "open", name)),
+    for _ in 0..UNSEARCHED_ATTEMPTS {
+        let renames = mount.renames.state();
+        let OwnedName { dir, name } = name_of_file(mount, node)?;
+        let at = EntryName { dir, name: &name };
+        let Some((container, stored_dir)) = open_without_search(mount, at)? else { break };
+        // If files were renamed meanwhile, the name may be that of another file.
+        if renames.is_some() && renames == mount.renames.state() {
+            return Ok(add_file(mount, node, container, &stored_dir));
+        }
     }
-    if is_removed {
-        return Err(Error::new(ErrorKind::Stale, "open", name));
-    }
-    let at = EntryName { dir: parent, name: &name };
-    if let Some((container, dir)) = open_without_search(mount, at)? {
-        return Ok(add_file(mount, node, container, &dir));
-    }
+    let OwnedName { dir, name } = name_of_file(mount, node)?;
+    let at = EntryName { dir, name: &name };
     loop {
         let SearchResult { dirs, found, .. } = search(mount, at)?;
         let Some(found) = found.filter(|found| found.kind == Kind::File) else {
@@ -56,9 +58,26 @@ pub(crate) fn file(mount: &Mount, node: NodeId) -> Result<Arc<SharedFile>> {
     }
 }
 
+/// The name of a file, and its directory.
+struct OwnedName {
+    dir: NodeId,
+    name: Vec<u8>,
+}
+
+/// Returns the name of a file. Errors: as for `file`.
+fn name_of_file(mount: &Mount, node: NodeId) -> Result<OwnedName> {
+    let Node { parent, name, kind, is_removed, .. } = mount.node(node)?;
+    match kind {
+        Kind::File if is_removed => Err(Error::new(ErrorKind::Stale, "open", name)),
+        Kind::File => Ok(OwnedName { dir: parent, name }),
+        Kind::Dir => Err(Error::new(ErrorKind::IsADirectory, "open", name)),
+        _ => Err(Error::new(ErrorKind::InvalidInput, "open", name)),
+    }
+}
+
 /// Opens the file with this name without a search for it, if this process is the only user of the
-/// store: the name is that of a file, which only this process renames. Returns `None` if the name
-/// has to be searched for.
+/// store: the name belongs to a file, and only this process renames files. Returns `None` if the
+/// name has to be searched for.
 fn open_without_search(
     mount: &Mount,
     at: EntryName<'_>,
@@ -96,10 +115,6 @@ pub(crate) fn open_found(mount: &Mount, node: NodeId, found: &FoundEntry) -> Res
         return Ok(());
     }
     let identity = ContainerIdentity { store: found.store, dir: found.stat.identity() };
-    if let Some(shared) = mount.files.with_container(&identity) {
-        mount.files.add_known(node, &shared);
-        return Ok(());
-    }
     let Node { parent, name, .. } = mount.node(node)?;
     let dirs = mount.open_dir(parent)?;
     let Some(dir) = dirs.get(found.store) else { return Ok(()) };

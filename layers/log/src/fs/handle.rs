@@ -126,8 +126,10 @@ impl Handle {
         self.shared.handles.fetch_sub(1, Ordering::Relaxed);
         let released = self.release_writer();
         // An object is opened again with one request, and closing it later would delay another
-        // operation. A file whose data could not be written is needed for another attempt.
-        let is_needed = released.is_err() || !self.shared.file.container().is_known_only_object();
+        // operation. A file with a failure is needed for another attempt, and to report the
+        // failure.
+        let file = &self.shared.file;
+        let is_needed = released.is_err() || file.has_failures() || !file.container().is_known_only_object();
         if is_needed && !self.shared.is_removed() {
             self.shared.keep_open(self.node);
         }

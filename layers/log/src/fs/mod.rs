@@ -3,9 +3,9 @@
 //! `file_system` implements the contract in short methods. Each operation is a module of functions
 //! that get the state of the mount (`mount`) as an argument. A module uses only the modules that
 //! are listed before it: `new_dirs`, `nodes`, `store_dirs` (changes of a directory in every store),
-//! `flatten_queue`, `open_files`, `open_dirs`, `missing_names`, `mount`, `handle`, `search` (finds
-//! names in the stores), `files` (opens the files of nodes), `attributes`, `lookup`, `listing`,
-//! `remove`, `create`, `rename`. `tree` reads the stores without a mount.
+//! `flatten_queue`, `open_files`, `open_dirs`, `name_changes`, `missing_names`, `mount`, `handle`,
+//! `search` (finds names in the stores), `files` (opens the files of nodes), `attributes`,
+//! `lookup`, `listing`, `remove`, `create`, `rename`. `tree` reads the stores without a mount.
 
 mod attributes;
 mod create;
@@ -19,6 +19,7 @@ mod locks_test;
 mod lookup;
 mod missing_names;
 mod mount;
+mod name_changes;
 mod new_dirs;
 mod nodes;
 #[cfg(test)]

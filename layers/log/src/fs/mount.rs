@@ -9,6 +9,7 @@ use quell_vfs::{Attributes, Context, NodeId, Result};
 use crate::container::Descriptors;
 use crate::format::is_own;
 use crate::fs::missing_names::MissingNames;
+use crate::fs::name_changes::NameChanges;
 use crate::fs::nodes::{Node, Nodes, ROOT};
 use crate::fs::open_dirs::OpenDirs;
 use crate::fs::open_files::OpenFiles;
@@ -26,6 +27,7 @@ pub(crate) struct Mount {
     pub dirs: OpenDirs,
     pub files: OpenFiles,
     pub missing_names: MissingNames,
+    pub renames: NameChanges,
     /// Removed symbolic links that are still referenced.
     pub removed_links: RankedMutex<HashMap<NodeId, RemovedLink>>,
 }
@@ -53,6 +55,7 @@ impl Mount {
             choices,
             descriptors: Arc::default(),
             missing_names: MissingNames::new(),
+            renames: NameChanges::default(),
             nodes: RankedMutex::new(Rank::Leaf, Nodes::new()),
             removed_links: RankedMutex::new(Rank::Leaf, HashMap::new()),
         }

@@ -12,6 +12,9 @@ use crate::stores::OnlyUserPeriod;
 /// directories are forgotten.
 const NAMES_MAX: usize = 1 << 20;
 
+/// A directory counts as this number of names, according to its memory.
+const NAMES_OF_DIR: usize = 8;
+
 #[derive(Debug)]
 struct NewDir {
     /// The period in which it was created. In another period, other processes may have created
@@ -34,12 +37,13 @@ impl NewDirs {
     pub fn add(&mut self, dir: NodeId, period: OnlyUserPeriod) {
         self.forget(dir);
         self.dirs.insert(dir, NewDir { period, names: HashSet::new() });
+        self.count(NAMES_OF_DIR);
     }
 
     /// Forgets a directory whose node is no longer referenced.
     pub fn forget(&mut self, dir: NodeId) {
         if let Some(forgotten) = self.dirs.remove(&dir) {
-            self.names -= forgotten.names.len();
+            self.names -= forgotten.names.len() + NAMES_OF_DIR;
         }
     }
 
@@ -53,15 +57,22 @@ impl NewDirs {
     /// never had it.
     pub fn add_name(&mut self, dir: NodeId, name: &[u8], period: Option<OnlyUserPeriod>) -> bool {
         let Some(found) = self.dirs.get_mut(&dir) else { return false };
-        if !found.names.insert(xxh3_64(name)) {
+        if Some(found.period) != period {
+            self.forget(dir); // a period that is over is not used again
             return false;
         }
-        let is_new = Some(found.period) == period;
-        self.names += 1;
+        let is_new = found.names.insert(xxh3_64(name));
+        if is_new {
+            self.count(1);
+        }
+        is_new
+    }
+
+    fn count(&mut self, names: usize) {
+        self.names += names;
         if self.names > NAMES_MAX {
             *self = NewDirs::default();
         }
-        is_new
     }
 }
 
@@ -96,9 +107,14 @@ mod tests {
         );
         assert!(dirs.add_name(DIR, b"a", first) && !dirs.add_name(DIR, b"a", first));
         assert!(!dirs.lacks(DIR, b"a", first) && dirs.lacks(DIR, b"b", first));
-        assert!(!dirs.add_name(DIR, b"b", None) && !dirs.lacks(DIR, b"b", first), "it is added in any case");
+        assert!(!dirs.add_name(DIR, b"b", None) && !dirs.lacks(DIR, b"b", first), "the period is over");
+        assert!(!dirs.lacks(DIR, b"c", first) && dirs.names == 0, "the directory is forgotten");
+        dirs.add(DIR, second.unwrap());
+        assert!(dirs.lacks(DIR, b"a", second) && dirs.add_name(DIR, b"a", second));
+        dirs.add(DIR, second.unwrap());
+        assert!(dirs.lacks(DIR, b"a", second), "it was removed and created again");
         dirs.forget(DIR);
-        assert!(!dirs.lacks(DIR, b"c", first) && dirs.names == 0);
+        assert!(!dirs.lacks(DIR, b"c", second) && dirs.names == 0);
     }
 
     #[test]

@@ -184,15 +184,6 @@ impl OpenFiles {
         Some(shared)
     }
 
-    /// Makes a file that is open the file of a node, and keeps it open.
-    pub fn add_known(&self, node: NodeId, shared: &Arc<SharedFile>) {
-        let mut table = self.table.lock();
-        table.open.insert(node, Arc::downgrade(shared));
-        let evicted = table.keep_open(node, shared);
-        drop(table);
-        drop(evicted);
-    }
-
     /// Makes `file` the file of a node, unless the file is already open, and keeps it open.
     pub fn add(&self, node: NodeId, file: LogFile) -> Arc<SharedFile> {
         let shared = self.add_new(node, file);

@@ -1,14 +1,14 @@
 //! Counts the requests that operations of a mount send to its store.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use quell_posix::WritableDir;
-use quell_testkit::{CountingDir, MemoryStore};
+use quell_testkit::{CountingDir, MemoryStore, Writeback};
 use quell_threads::lock;
 use quell_vfs::{
-    Context, Cursor, ErrorKind, FileSystem, Kind, NewEntry, OpenMode, Rename, Writable, WritableFile,
+    Context, Cursor, ErrorKind, FileSystem, Kind, NewEntry, OpenMode, Rename, Writable, WritableFile, errno,
 };
 
 use crate::fs::file_system::LogFs;
@@ -385,6 +385,75 @@ fn a_new_file_is_passed_to_the_file_server_before_its_container_is_created() {
     let container = written.iter().position(|request| request.contains(".quell/new")).unwrap();
     assert!(written[..container].contains(&"write back f.container".to_owned()), "{written:?}");
     drop(first);
+}
+
+/// Returns the only user of a store, which may fail.
+fn only_user_of_store() -> (LogFs, MemoryStore, CountingDir<dyn WritableDir>) {
+    let store = MemoryStore::new();
+    let counting = CountingDir::new(store.root() as Arc<dyn WritableDir>);
+    (only_user(&counting), store, counting)
+}
+
+/// Makes write-backs fail while `act` runs, and drops the data of the file `f` that they
+/// have not written. The next sync reports this once.
+fn without_write_back(store: &MemoryStore, act: impl FnOnce()) {
+    store.fail(|operation| (operation.verb == "write back").then_some(errno::EIO));
+    act();
+    store.fail_nothing();
+    assert_eq!(store.fail_writeback(8, Writeback::Dropped, |path| path.ends_with(b"f.container")), 1);
+}
+
+fn size_of(counting: &CountingDir<dyn WritableDir>, name: &[u8]) -> u64 {
+    let fs = mount(counting);
+    fs.lookup(&Context::OWN, fs.root(), name).unwrap().unwrap().size_bytes
+}
+
+#[test]
+fn a_new_file_that_could_not_be_passed_to_the_file_server_is_written_again_at_its_close() {
+    let (fs, store, counting) = only_user_of_store();
+    let file = make(&fs, "f", 1);
+    file.write_at(b"data", 0).unwrap();
+    without_write_back(&store, || {
+        fs.end_only_user_period();
+        assert!(fs.share_stores());
+    });
+    assert_eq!(file.publish().unwrap_err().errno(), errno::EIO);
+    file.close().unwrap();
+    assert_eq!(size_of(&counting, b"f"), 4);
+}
+
+#[test]
+fn the_data_of_a_second_writer_can_be_read_after_the_new_file_could_not_be_passed_to_the_file_server() {
+    let (fs, store, counting) = only_user_of_store();
+    let first = make(&fs, "f", 1);
+    let second = again(&fs, "f", 2);
+    second.write_at(b"data", 100).unwrap();
+    without_write_back(&store, || assert_eq!(second.publish().unwrap_err().errno(), errno::EIO));
+    second.publish().unwrap();
+    assert_eq!(size_of(&counting, b"f"), 104);
+    assert_eq!(first.close().unwrap_err().errno(), errno::EIO, "the next sync reports the lost data");
+    assert_eq!(size_of(&counting, b"f"), 104);
+}
+
+#[test]
+fn the_store_is_not_shared_while_a_file_is_created_that_other_processes_would_find_too_early() {
+    let fs: Arc<OnceLock<LogFs>> = Arc::default();
+    let shared: Arc<Mutex<Vec<bool>>> = Arc::default();
+    let (known, results) = (Arc::clone(&fs), Arc::clone(&shared));
+    let store: Arc<dyn WritableDir> = MemoryStore::new().root();
+    let counting = CountingDir::with_hook(store, move |_, operation| {
+        if let (Some(fs), "create") = (known.get(), operation.verb) {
+            fs.end_only_user_period();
+            lock(&results).push(fs.share_stores());
+        }
+    });
+    let fs = fs.get_or_init(|| only_user(&counting));
+    drop(make(fs, "f", 1));
+    assert_eq!(std::mem::take(&mut *lock(&shared)), [false]);
+    assert!(fs.share_stores());
+    // Other processes find a file that is created now with its header.
+    drop(make(fs, "g", 1));
+    assert_eq!(*lock(&shared), [true]);
 }
 
 /// A name with an object that has no header could not be used.

@@ -231,6 +231,11 @@ impl LogFile {
         object.write_back_new().inspect_err(|error| self.failures.record(error))
     }
 
+    /// Returns true if a write or sync has failed since the last successful sync.
+    pub fn has_failures(&self) -> bool {
+        self.failures.is_any()
+    }
+
     /// Removes a handle of `process`. The writer of the process ends with its last handle. Returns
     /// true if no writer of this node is left.
     pub fn release(&self, process: u32) -> Result<bool> {

@@ -13,10 +13,11 @@
 //! | `MapUpdate` | `Reader::update` | one thread reads index logs or writes a scratch file | yes; only threads that need the data of other nodes wait |
 //! | `Writer` | `Writer::state` | the collected frame and the logs of one writer | yes: its owner writes; threads that need its data in the log wait |
 //! | `ContainerCreation` | `Container::creating` | one thread creates the container of an object | yes; threads that need the container wait |
+//! | `ObjectWriteBack` | `Object::write_back_state` | one thread passes a new object to the file server | yes; threads that need the result wait |
 //! | `PlacementMap` | `Stores::looking` | one thread reads a newer placement map and opens its stores | yes; only threads that have seen that the map is old wait |
 //! | `Map` | `Reader::map` | the extent map | never |
 //! | `Sequencer` | `LogFile::sequencer` | order of frames, collected ranges | never |
-//! | `Leaf` | all others | `fs`: nodes, open files and directories, listings, the flatten queue. `stores`: the list of stores, open log directories. `container`: open data logs, pages of a flat index. `session`: failures, writers that could not end, kept blocks, torn ranges, owners of locks | never |
+//! | `Leaf` | all others | `fs`: nodes, missing names, open files and directories, listings, the flatten queue. `stores`: the list of stores, open log directories. `container`: open data logs, pages of a flat index. `session`: failures, writers that could not end, kept blocks, torn ranges, owners of locks | never |
 //!
 //! Two locks of one rank are never held together, so no lock is taken while a leaf is held. Files
 //! and directories are dropped without a lock, because the last reference to one may close or

@@ -571,10 +571,12 @@ impl LockedWriter {
     /// need the index log, because they read the frames that it lacks from the data log.
     fn write_back(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
         let end = self.log_end;
-        match &mut self.logs {
-            Some(logs) if logs.object.is_none() && logs.written_back != end => logs.write_back(file, id, end),
-            _ => Ok(()),
-        }
+        let Some(logs) = &mut self.logs else { return Ok(()) };
+        let is_needed = match logs.object {
+            Some(_) => file.container().object().is_some_and(Object::has_write_back_failed),
+            None => logs.written_back != end,
+        };
+        if is_needed { logs.write_back(file, id, end) } else { Ok(()) }
     }
 
     /// Publishes the data, and makes it survive a power failure. Syncs the data log, which contains
@@ -764,37 +766,40 @@ impl Logs {
     /// Passes the data log up to `end` to the file server. If this or a sync has failed before, the
     /// data is synced instead, which writes it again.
     fn write_back(&mut self, file: &dyn WriterContext, id: u64, end: LogPosition) -> Result<()> {
-        self.note_failure_of_object(file.container(), id);
         if self.has_failed {
             self.sync_data(file.container(), id, end)?;
-        } else if let Err(error) = self.data.write_back() {
-            self.sync_failed(file.container(), id);
-            file.write_back_failed(&error);
-            return Err(error);
+        } else {
+            let (container, from) = (file.container(), self.synced_to);
+            let mut is_synced = false;
+            let written = self.in_turn(container, |has_failed, data| {
+                is_synced = has_failed;
+                match has_failed {
+                    true => container.write_data_again(data, id, from, end.log_offset),
+                    false => data.write_back(),
+                }
+            });
+            if let Err(error) = written {
+                self.sync_failed(container, id);
+                file.write_back_failed(&error);
+                return Err(error);
+            }
+            if is_synced {
+                self.synced_to = end;
+            }
         }
         self.written_back = end;
-        if let (Some(_), Some(object)) = (&self.object, file.container().object()) {
-            object.set_written_back();
-        }
         Ok(())
-    }
-
-    /// Notes that the object could not be written back outside of this writer.
-    fn note_failure_of_object(&mut self, container: &Container, id: u64) {
-        if self.object.is_some() && container.object().is_some_and(Object::take_write_back_failure) {
-            self.sync_failed(container, id);
-        }
     }
 
     /// Syncs the data log up to `end`. After a failed write or sync, the part that is not known to
     /// be synced is rewritten first and verified afterwards, because the kernel would report
     /// success for pages that it has dropped.
     fn sync_data(&mut self, container: &Container, id: u64, end: LogPosition) -> Result<()> {
-        self.note_failure_of_object(container, id);
-        let synced = match self.is_doubtful {
-            true => container.write_data_again(&*self.data, id, self.synced_to, end.log_offset),
-            false => self.data.sync(),
-        };
+        let (is_doubtful, from) = (self.is_doubtful, self.synced_to);
+        let synced = self.in_turn(container, |has_failed, data| match is_doubtful || has_failed {
+            true => container.write_data_again(data, id, from, end.log_offset),
+            false => data.sync(),
+        });
         if let Err(error) = synced {
             self.sync_failed(container, id);
             return Err(error);
@@ -805,6 +810,19 @@ impl Logs {
             self.is_marked = false;
         }
         Ok(())
+    }
+
+    /// Calls `act` with the data log. If it is the object, other threads do not pass the object to
+    /// the file server meanwhile, and the first parameter is true if such an attempt has failed.
+    fn in_turn(
+        &self,
+        container: &Container,
+        act: impl FnOnce(bool, &dyn WritableFile) -> Result<()>,
+    ) -> Result<()> {
+        match container.object().filter(|_| self.object.is_some()) {
+            Some(object) => object.write_back_by(|has_failed| act(has_failed, &*self.data)),
+            None => act(false, &*self.data),
+        }
     }
 
     fn sync_failed(&mut self, container: &Container, id: u64) {

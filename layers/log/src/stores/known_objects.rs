@@ -13,7 +13,7 @@ use crate::locks::{Rank, RankedMutex};
 use crate::stores::only_user::CreationState;
 use crate::stores::store::StoreNumber;
 
-/// The largest number of objects, about 10 MB. When there are more, all are forgotten.
+/// The largest number of objects, about 15 MB. When there are more, all are forgotten.
 const OBJECTS_MAX: usize = 1 << 16;
 
 /// The store of an object, and its identity there.

@@ -305,16 +305,22 @@ impl Stores {
     }
 
     /// Calls `create`, which creates a file and opens it. Its parameter is true if this process is
-    /// the only user of the store. [`is_creating_file`](Self::is_creating_file) is true meanwhile.
+    /// the only user of the store. [`is_creating_file`](Self::is_creating_file) is then true until
+    /// `create` returns.
     pub(crate) fn while_creating_file<T>(&self, create: impl FnOnce(bool) -> T) -> T {
-        // Before the period is read: after its end, each call that has found a period is counted.
+        // The count is increased before the period is read, so after the end of the period it
+        // includes each creation that has found the period.
         self.files_in_creation.fetch_add(1, Ordering::SeqCst);
-        let created = create(self.only_user_period().is_some());
+        if self.only_user_period().is_none() {
+            self.files_in_creation.fetch_sub(1, Ordering::SeqCst);
+            return create(false);
+        }
+        let created = create(true);
         self.files_in_creation.fetch_sub(1, Ordering::SeqCst);
         created
     }
 
-    /// Returns true while this process is creating a file.
+    /// Returns true while this process is creating a file as the only user of the store.
     pub(crate) fn is_creating_file(&self) -> bool {
         self.files_in_creation.load(Ordering::SeqCst) > 0
     }

@@ -167,8 +167,8 @@ impl Problem {
     }
 
     pub(crate) fn object_without_header() -> Problem {
-        let text = "the file has no header and no content: its creation was interrupted, unless a mount is \
-                    creating it now"
+        let text = "the file has no header and no content: its first writer was interrupted, unless a \
+                    mount has just created it"
             .to_owned();
         Problem::new(ProblemKind::Leftover, text)
     }
