@@ -187,7 +187,7 @@ fn with_crash_stores<T>(number: usize, run: impl FnOnce(&CrashImplementation<'_>
         let fs = mounted::mount_after(boots, roots, MEMORY, choices);
         if new_files == NewFiles::ObjectsOfOnlyUser {
             let is_only_user = mounted::be_only_user(&fs);
-            assert!(is_only_user || boots > 0, "a mount of before the crash may still have its lock");
+            assert!(is_only_user || boots > 0, "a mount that was created before the crash may have the lock");
         }
         Arc::new(fs) as Arc<dyn FileSystem>
     };

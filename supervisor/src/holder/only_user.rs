@@ -190,7 +190,7 @@ impl Keeper {
                 self.set_only_user(&fs, None);
                 self.schedule.end();
             }
-            // If a file is being created, the store is shared at a later interval.
+            // If a file is being created, the next interval tries again.
             Action::Share => {
                 if fs.share_stores() {
                     self.schedule.wait();

@@ -239,6 +239,7 @@ impl Container {
             }
             created => created?,
         };
+        stores.set_has_named_object();
         Ok((Container::of_new_object(stores, home, name, (object, &stat), state), stat))
     }
 
@@ -258,7 +259,8 @@ impl Container {
         let file: Arc<dyn WritableFile> = Arc::from(parent.create_file_with_umask(name, permissions)?);
         let created = Object::create_in_place(Arc::clone(&file), numbers, stores.host(), set_attributes);
         let (object, stat) = created.inspect_err(|_| {
-            // The name belongs to another file if this process has lost its lock on the store.
+            // If this process has lost its lock on the store, the name may belong to another file,
+            // which must not be removed.
             let own = file.stat().map(|stat| stat.identity());
             let found = parent.stat(name).map(|stat| stat.identity());
             if own.is_ok_and(|own| found.is_ok_and(|found| found == own)) {

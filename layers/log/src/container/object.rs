@@ -37,15 +37,14 @@ pub(crate) struct Object {
     complete_bytes: AtomicU64,
 }
 
-/// Whether a new object was passed to the file server.
+/// The state of the write-back of a new object.
 struct WriteBackState {
-    /// Other nodes find the object with its header.
+    /// The file server has the header.
     is_written_back: bool,
-    /// The last attempt has failed. The system reports this once, so the header is not safe until
-    /// it was written again.
+    /// The last attempt has failed. The system reports this once, so the header may be lost until
+    /// it is written again.
     has_failed: bool,
-    /// An attempt of a thread that does not write for the first writer has failed, and the first
-    /// writer does not know this yet.
+    /// `write_back_new` has failed since the first writer last wrote back the object.
     is_unknown_to_writer: bool,
 }
 
@@ -104,10 +103,11 @@ impl Object {
         }
     }
 
-    /// Makes a new file, which has its name already, an object. For a process that is the only user
-    /// of the store: this needs fewer requests than [`create`](Self::create), because the file has
-    /// one name only, and its header is passed to the file server together with the data.
-    /// `set_attributes` sets the owner and the permissions of the file, which has these attributes.
+    /// Writes the header of an object to a new, empty file that has its final name. Only the only
+    /// user of a store may call this. It needs fewer requests than [`create`](Self::create),
+    /// because the file has one name only, and its header is passed to the file server together
+    /// with the data. `set_attributes` gets the file and its attributes, sets the owner and the
+    /// permissions, and returns the new attributes.
     ///
     /// Other processes may find the object without its header until
     /// [`write_back_new`](Self::write_back_new) is called, and after a crash.
@@ -137,7 +137,8 @@ impl Object {
         }
     }
 
-    /// Returns the object `name`, an open file, which has these attributes as this node knows them.
+    /// Reads the object `name` from an open file. `stat` has the attributes that this node has
+    /// cached.
     ///
     /// # Errors
     ///
@@ -232,9 +233,10 @@ impl Object {
         written
     }
 
-    /// Returns true if the last attempt to pass the object to the file server has failed.
-    pub fn has_write_back_failed(&self) -> bool {
-        self.write_back_state.lock().has_failed
+    /// Returns true if the file server has the header, and the last write-back has not failed.
+    pub fn is_written_back(&self) -> bool {
+        let state = self.write_back_state.lock();
+        state.is_written_back && !state.has_failed
     }
 
     /// Returns true if a power failure may have kept the object, because it was synced.
@@ -361,13 +363,14 @@ fn new_head((container, writer): (u128, u64), host: &Host) -> Head {
 }
 
 /// Returns true if a file with these attributes has the owner, the group and the permissions of
-/// `new`. Another process that has opened the file since may have added permissions.
+/// `new`. Additional permissions are accepted, because another process that has opened the file may
+/// have added them.
 pub(crate) fn has_owner_and_permissions(stat: &Stat, new: NewEntry) -> bool {
     (stat.uid, stat.gid) == (new.uid, new.gid) && stat.mode & new.permissions == new.permissions
 }
 
 /// Gives a new file, which has the attributes `stat`, the owner, the group and the permissions of
-/// `new`. Returns its attributes then.
+/// `new`. Returns its new attributes.
 pub(crate) fn set_attributes(file: &dyn WritableFile, stat: Stat, new: NewEntry) -> Result<Stat> {
     if has_owner_and_permissions(&stat, new) {
         return Ok(stat);

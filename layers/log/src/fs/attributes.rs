@@ -35,10 +35,9 @@ pub(crate) fn attributes(mount: &Mount, node: NodeId) -> Result<Attributes> {
     match known.kind {
         Kind::File => {
             let of_object = attributes_of_known_object(mount, node, &known)?;
-            // If files were renamed meanwhile, the name may be that of another file.
-            if let Some(attributes) =
-                of_object.filter(|_| renames.is_some() && renames == mount.renames.state())
-            {
+            // If a rename has begun meanwhile, another file may have the name now.
+            let has_name = renames.is_none() || renames == mount.renames.state();
+            if let Some(attributes) = of_object.filter(|_| has_name) {
                 return Ok(attributes);
             }
             let attributes = match with_file(mount, node, |shared| shared.file.attributes(node)) {

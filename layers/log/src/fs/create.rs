@@ -83,10 +83,10 @@ struct Created {
 /// Creates a file as an object under its name, for the only user of the store. Returns `None` if
 /// the file cannot be created in this way.
 ///
-/// The search for the name is shorter than in `create_container`. The creation itself fails if the
-/// name is that of a file, and no other process creates a name. So the name is free if it is known
-/// to be missing, if the lookup of the kernel has just not found it, or if one stat(2) does not
-/// find a directory or symbolic link.
+/// The search for the name is shorter than in `create_container`. The creation fails if a file has
+/// the name, and other processes create no names. So the name is free if it is known to be missing,
+/// if the lookup of the kernel has just not found it, or if one stat(2) does not find a directory
+/// or symbolic link.
 fn create_object_in_place(
     mount: &Mount,
     at: EntryName<'_>,
@@ -96,7 +96,8 @@ fn create_object_in_place(
 ) -> Result<Option<Created>> {
     check_name(at.name)?;
     let store_list = mount.stores.list();
-    if mount.is_hidden(at) || !may_be_object(mount, &store_list, new)? {
+    // On a file system without the operations that name an object, no container could be created.
+    if !mount.stores.has_named_object() || mount.is_hidden(at) || !may_be_object(mount, &store_list, new)? {
         return Ok(None);
     }
     let dirs = mount.open_dir(at.dir)?;
@@ -113,7 +114,8 @@ fn create_object_in_place(
         if has_owner_and_permissions(&stat, new) {
             return Ok(stat);
         }
-        // A process of the owner of the directory may have opened the file already.
+        // The file belongs to the owner of the directory, who may have opened it for writing, so it
+        // must not be given to another user.
         if stat.uid != new.uid {
             return Err(Error::new(ErrorKind::Unsupported, "make", at.name));
         }

@@ -124,14 +124,14 @@ impl LogFs {
     /// Shares the store with other processes again. Must be called after
     /// [`end_only_user_period`](Self::end_only_user_period), and after all names and attributes
     /// that the kernel keeps have expired. Passes new files to the file server first. Returns false
-    /// if a file is being created that began in the period; the call must then be repeated.
+    /// while a creation that began in the period has not ended; the call must then be repeated.
     pub fn share_stores(&self) -> bool {
         if self.mount.stores.is_creating_file() {
             return false;
         }
         for shared in self.mount.files.all() {
-            // Each close and sync of the file returns the error, and other processes may find the
-            // file damaged.
+            // Each close and sync of the file tries again, and returns an error unless it succeeds.
+            // Until then, other processes may find the file without its header.
             if let Err(error) = shared.file.write_back_new_object() {
                 tracing::warn!(%error, "cannot pass a new file to the file server");
             }

@@ -19,9 +19,9 @@ use crate::session::LogFile;
 /// The largest number of attempts of a lookup or an open. An attempt fails if another process
 /// replaces the file after it was found, so a file that is replaced continually needs a limit.
 pub(crate) const ATTEMPTS_MAX: usize = 100;
-/// The largest number of attempts to open a file without a search. An attempt fails if a file is
-/// renamed at the same time.
-const UNSEARCHED_ATTEMPTS: usize = 10;
+/// The largest number of attempts to open a file without a search. An attempt fails if a rename
+/// begins at the same time.
+const UNSEARCHED_ATTEMPTS: usize = 2;
 
 /// Returns the file of a node, and opens it if it is not open.
 ///
@@ -33,12 +33,13 @@ pub(crate) fn file(mount: &Mount, node: NodeId) -> Result<Arc<SharedFile>> {
         return Ok(shared);
     }
     for _ in 0..UNSEARCHED_ATTEMPTS {
-        let renames = mount.renames.state();
+        let Some(renames) = mount.renames.state() else { break };
         let OwnedName { dir, name } = name_of_file(mount, node)?;
         let at = EntryName { dir, name: &name };
         let Some((container, stored_dir)) = open_without_search(mount, at)? else { break };
-        // If files were renamed meanwhile, the name may be that of another file.
-        if renames.is_some() && renames == mount.renames.state() {
+        // If the file was removed or a rename has begun meanwhile, another file may have the name.
+        name_of_file(mount, node)?;
+        if mount.renames.state() == Some(renames) {
             return Ok(add_file(mount, node, container, &stored_dir));
         }
     }

@@ -126,8 +126,8 @@ impl Handle {
         self.shared.handles.fetch_sub(1, Ordering::Relaxed);
         let released = self.release_writer();
         // An object is opened again with one request, and closing it later would delay another
-        // operation. A file with a failure is needed for another attempt, and to report the
-        // failure.
+        // operation. After a failure the file stays open, because a later sync tries again and
+        // returns the error.
         let file = &self.shared.file;
         let is_needed = released.is_err() || file.has_failures() || !file.container().is_known_only_object();
         if is_needed && !self.shared.is_removed() {

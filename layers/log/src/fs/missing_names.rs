@@ -50,8 +50,8 @@ impl MissingNames {
         names.insert((dir, name.to_vec()), state);
     }
 
-    /// Removes a name. Returns true if it was added in the current state, so that it is neither the
-    /// name of a directory nor that of a symbolic link.
+    /// Removes a name. Returns true if it was added in the current state. Then no directory and no
+    /// symbolic link has the name.
     pub fn remove(&self, (dir, name): (NodeId, &[u8]), stores: &Stores) -> bool {
         let known = self.names.lock().remove(&(dir, name.to_vec()));
         known.is_some() && known == self.state(stores)

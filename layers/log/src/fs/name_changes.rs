@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The changes that have begun and ended.
+/// The numbers of changes that have begun, and that have ended.
 #[derive(Debug, Default)]
 pub(crate) struct NameChanges {
     begun: AtomicU64,

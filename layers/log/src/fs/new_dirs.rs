@@ -12,7 +12,7 @@ use crate::stores::OnlyUserPeriod;
 /// directories are forgotten.
 const NAMES_MAX: usize = 1 << 20;
 
-/// A directory counts as this number of names, according to its memory.
+/// A directory counts as this number of names, because of the memory that it uses.
 const NAMES_OF_DIR: usize = 8;
 
 #[derive(Debug)]
@@ -20,7 +20,7 @@ struct NewDir {
     /// The period in which it was created. In another period, other processes may have created
     /// names in it.
     period: OnlyUserPeriod,
-    /// The hashes of the names that the directory has had. A removed name stays.
+    /// The hashes of the names that the directory has had. The hash of a removed name is kept.
     names: HashSet<u64>,
 }
 

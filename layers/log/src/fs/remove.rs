@@ -91,9 +91,9 @@ pub(crate) fn remove(mount: &Mount, at: EntryName<'_>) -> Result<()> {
     }
 }
 
-/// Removes a file that is not open, without a search for its name: this
-/// process is the only user of the store, and the name has the node of a file. Returns false if the
-/// name has to be searched for.
+/// Removes a file that is not open, without a search for its name: this process is the only user of
+/// the store, and the node with this name is a file. Returns false if the name has to be searched
+/// for.
 fn remove_closed_file(mount: &Mount, at: EntryName<'_>) -> Result<bool> {
     if mount.stores.only_user_period().is_none() || mount.is_hidden(at) {
         return Ok(false);

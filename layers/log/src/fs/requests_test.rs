@@ -387,7 +387,7 @@ fn a_new_file_is_passed_to_the_file_server_before_its_container_is_created() {
     drop(first);
 }
 
-/// Returns the only user of a store, which may fail.
+/// Returns the only user of a store, and the store, whose operations a test can make fail.
 fn only_user_of_store() -> (LogFs, MemoryStore, CountingDir<dyn WritableDir>) {
     let store = MemoryStore::new();
     let counting = CountingDir::new(store.root() as Arc<dyn WritableDir>);
@@ -422,6 +422,21 @@ fn a_new_file_that_could_not_be_passed_to_the_file_server_is_written_again_at_it
     assert_eq!(size_of(&counting, b"f"), 4);
 }
 
+/// close(2) of a new file without data must not succeed before other nodes can open the file.
+#[test]
+fn a_new_file_without_data_is_passed_to_the_file_server_at_its_first_close() {
+    let (fs, store, counting) = only_user_of_store();
+    let file = make(&fs, "f", 1);
+    store.fail(|operation| (operation.verb == "write back").then_some(errno::EDQUOT));
+    assert_eq!(file.publish().unwrap_err().errno(), errno::EDQUOT);
+    store.fail_nothing();
+    file.publish().unwrap();
+    assert!(requests(&counting, || file.publish().unwrap()).is_empty());
+    let file = make(&fs, "g", 1);
+    assert_eq!(requests(&counting, || file.publish().unwrap()), ["write back g.container"]);
+    assert!(requests(&counting, || file.publish().unwrap()).is_empty());
+}
+
 #[test]
 fn the_data_of_a_second_writer_can_be_read_after_the_new_file_could_not_be_passed_to_the_file_server() {
     let (fs, store, counting) = only_user_of_store();
@@ -436,7 +451,7 @@ fn the_data_of_a_second_writer_can_be_read_after_the_new_file_could_not_be_passe
 }
 
 #[test]
-fn the_store_is_not_shared_while_a_file_is_created_that_other_processes_would_find_too_early() {
+fn the_store_is_not_shared_before_a_creation_has_ended() {
     let fs: Arc<OnceLock<LogFs>> = Arc::default();
     let shared: Arc<Mutex<Vec<bool>>> = Arc::default();
     let (known, results) = (Arc::clone(&fs), Arc::clone(&shared));

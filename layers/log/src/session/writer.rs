@@ -573,7 +573,7 @@ impl LockedWriter {
         let end = self.log_end;
         let Some(logs) = &mut self.logs else { return Ok(()) };
         let is_needed = match logs.object {
-            Some(_) => file.container().object().is_some_and(Object::has_write_back_failed),
+            Some(_) => !file.container().object().is_none_or(Object::is_written_back),
             None => logs.written_back != end,
         };
         if is_needed { logs.write_back(file, id, end) } else { Ok(()) }
@@ -771,7 +771,7 @@ impl Logs {
         } else {
             let (container, from) = (file.container(), self.synced_to);
             let mut is_synced = false;
-            let written = self.in_turn(container, |has_failed, data| {
+            let written = self.with_write_back_lock(container, |has_failed, data| {
                 is_synced = has_failed;
                 match has_failed {
                     true => container.write_data_again(data, id, from, end.log_offset),
@@ -796,10 +796,11 @@ impl Logs {
     /// success for pages that it has dropped.
     fn sync_data(&mut self, container: &Container, id: u64, end: LogPosition) -> Result<()> {
         let (is_doubtful, from) = (self.is_doubtful, self.synced_to);
-        let synced = self.in_turn(container, |has_failed, data| match is_doubtful || has_failed {
-            true => container.write_data_again(data, id, from, end.log_offset),
-            false => data.sync(),
-        });
+        let synced =
+            self.with_write_back_lock(container, |has_failed, data| match is_doubtful || has_failed {
+                true => container.write_data_again(data, id, from, end.log_offset),
+                false => data.sync(),
+            });
         if let Err(error) = synced {
             self.sync_failed(container, id);
             return Err(error);
@@ -812,9 +813,10 @@ impl Logs {
         Ok(())
     }
 
-    /// Calls `act` with the data log. If it is the object, other threads do not pass the object to
-    /// the file server meanwhile, and the first parameter is true if such an attempt has failed.
-    fn in_turn(
+    /// Calls `act` with the data log. If the data log is the object, `write_back_new` waits
+    /// meanwhile. The first parameter of `act` is true if `write_back_new` has failed since the
+    /// last call.
+    fn with_write_back_lock(
         &self,
         container: &Container,
         act: impl FnOnce(bool, &dyn WritableFile) -> Result<()>,

@@ -45,6 +45,8 @@ pub struct Stores {
     known_objects: KnownObjects,
     /// The number of files that this process is creating.
     files_in_creation: AtomicUsize,
+    /// This process has created an object in `new` and given it its name.
+    has_named_object: AtomicBool,
     /// Users other than the owner of the stores can create containers.
     has_other_writers: AtomicBool,
     /// The owner of all stores, if they have the same owner.
@@ -231,6 +233,7 @@ impl Stores {
             creations: AtomicU64::new(0),
             known_objects: KnownObjects::new(),
             files_in_creation: AtomicUsize::new(0),
+            has_named_object: AtomicBool::new(false),
             has_other_writers: AtomicBool::new(has_other_writers),
             owner,
         })
@@ -304,12 +307,12 @@ impl Stores {
         self.creations.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Calls `create`, which creates a file and opens it. Its parameter is true if this process is
-    /// the only user of the store. [`is_creating_file`](Self::is_creating_file) is then true until
-    /// `create` returns.
+    /// Calls `create`, which creates a file and opens it. The parameter of `create` is true if this
+    /// process is the only user of the store. [`is_creating_file`](Self::is_creating_file) is then
+    /// true until `create` returns.
     pub(crate) fn while_creating_file<T>(&self, create: impl FnOnce(bool) -> T) -> T {
         // The count is increased before the period is read, so after the end of the period it
-        // includes each creation that has found the period.
+        // includes each creation that began in the period.
         self.files_in_creation.fetch_add(1, Ordering::SeqCst);
         if self.only_user_period().is_none() {
             self.files_in_creation.fetch_sub(1, Ordering::SeqCst);
@@ -318,6 +321,17 @@ impl Stores {
         let created = create(true);
         self.files_in_creation.fetch_sub(1, Ordering::SeqCst);
         created
+    }
+
+    /// Records that this process has created an object in `new` and given it its name, so the file
+    /// system can rename files without replacing others, or has hard links.
+    pub(crate) fn set_has_named_object(&self) {
+        self.has_named_object.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if this process has created an object in `new` and given it its name.
+    pub(crate) fn has_named_object(&self) -> bool {
+        self.has_named_object.load(Ordering::Relaxed)
     }
 
     /// Returns true while this process is creating a file as the only user of the store.

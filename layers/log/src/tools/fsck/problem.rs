@@ -167,7 +167,7 @@ impl Problem {
     }
 
     pub(crate) fn object_without_header() -> Problem {
-        let text = "the file has no header and no content: its first writer was interrupted, unless a \
+        let text = "the file has no header and no content: either its creation was interrupted, or a \
                     mount has just created it"
             .to_owned();
         Problem::new(ProblemKind::Leftover, text)
