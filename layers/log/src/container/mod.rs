@@ -21,7 +21,7 @@ pub use flat_index::{Flat, HeldPages};
 pub(crate) use lock_file::{LockFile, WHOLE_FILE, with_locks_excluded};
 pub(crate) use log_directories::{delete_container, owners_of};
 pub(crate) use object::{
-    FIRST_EPOCH, OBJECT_PAYLOAD_MAX, Object, begins_as_object, has_owner_and_permissions, rename_object,
+    FIRST_EPOCH, OBJECT_PAYLOAD_MAX, begins_as_object, has_owner_and_permissions, rename_object,
     set_attributes,
 };
 #[cfg(test)]

@@ -83,13 +83,9 @@ fn open_without_search(
     mount: &Mount,
     at: EntryName<'_>,
 ) -> Result<Option<(Container, Arc<dyn WritableDir>)>> {
-    if mount.stores.only_user_period().is_none() {
-        return Ok(None);
-    }
-    let dirs = mount.open_dir(at.dir)?;
-    let [dir] = &dirs[..] else { return Ok(None) };
-    let opened = Container::open_as(&mount.stores, 0, &**dir, &container_name(at.name)?, Some(Kind::File));
-    Ok(none_if_not_found(opened)?.map(|container| (container, Arc::clone(dir))))
+    let Some(dir) = mount.open_dir_of_only_user(at.dir)? else { return Ok(None) };
+    let opened = Container::open_as(&mount.stores, 0, &*dir, &container_name(at.name)?, Some(Kind::File));
+    Ok(none_if_not_found(opened)?.map(|container| (container, dir)))
 }
 
 /// Opens the container of a file that was found, or its object.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use quell_posix::{Acting, assume};
+use quell_posix::{Acting, WritableDir, assume};
 use quell_vfs::{Attributes, Context, NodeId, Result};
 
 use crate::container::Descriptors;
@@ -114,6 +114,15 @@ impl Mount {
     /// Opens the directory `node` in all stores.
     pub fn open_dir(&self, node: NodeId) -> Result<Dirs> {
         self.dirs.open(&self.nodes, node)
+    }
+
+    /// Opens the directory `node` in the only store, if this process is the only user of the store.
+    pub fn open_dir_of_only_user(&self, node: NodeId) -> Result<Option<Arc<dyn WritableDir>>> {
+        if self.stores.only_user_period().is_none() {
+            return Ok(None);
+        }
+        let dirs = self.open_dir(node)?;
+        Ok(if let [dir] = &dirs[..] { Some(Arc::clone(dir)) } else { None })
     }
 
     /// Returns true for a name that a store uses itself, and that the mount does not show.

@@ -57,10 +57,15 @@ impl RemovedNode {
 
 /// Removes a file or a symbolic link.
 pub(crate) fn remove(mount: &Mount, at: EntryName<'_>) -> Result<()> {
-    if remove_closed_file(mount, at)? {
-        mount.nodes.lock().removed(at.dir, at.name);
-        return Ok(());
+    if !remove_closed_file(mount, at)? {
+        remove_found(mount, at)?;
     }
+    mount.nodes.lock().removed(at.dir, at.name);
+    Ok(())
+}
+
+/// Searches for a file or a symbolic link, and removes it.
+fn remove_found(mount: &Mount, at: EntryName<'_>) -> Result<()> {
     loop {
         let SearchResult { dirs, found, .. } = search(mount, at)?;
         match found {
@@ -86,7 +91,6 @@ pub(crate) fn remove(mount: &Mount, at: EntryName<'_>) -> Result<()> {
                 }
             }
         }
-        mount.nodes.lock().removed(at.dir, at.name);
         return Ok(());
     }
 }
@@ -95,16 +99,15 @@ pub(crate) fn remove(mount: &Mount, at: EntryName<'_>) -> Result<()> {
 /// the store, and the node with this name is a file. Returns false if the name has to be searched
 /// for.
 fn remove_closed_file(mount: &Mount, at: EntryName<'_>) -> Result<bool> {
-    if mount.stores.only_user_period().is_none() || mount.is_hidden(at) {
+    if mount.is_hidden(at) {
         return Ok(false);
     }
     let is_closed_file = |node: &NodeId| {
         mount.files.peek(*node).is_none() && mount.node(*node).is_ok_and(|found| found.kind == Kind::File)
     };
     let Some(node) = mount.named(at).filter(is_closed_file) else { return Ok(false) };
-    let dirs = mount.open_dir(at.dir)?;
-    let [dir] = &dirs[..] else { return Ok(false) };
-    let file = StoredFile { dir, store: 0, kind: Some(Kind::File), identity: None };
+    let Some(dir) = mount.open_dir_of_only_user(at.dir)? else { return Ok(false) };
+    let file = StoredFile { dir: &dir, store: 0, kind: Some(Kind::File), identity: None };
     match discard(mount, file, &container_name(at.name)?, Some(node)) {
         Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
         discarded => discarded.map(|()| true),

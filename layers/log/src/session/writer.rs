@@ -9,7 +9,7 @@ use std::sync::{Arc, MutexGuard};
 use quell_posix::{WritableFile, assume, assumed};
 use quell_vfs::{Caller, Change, Error, ErrorKind, Result, Time, errno};
 
-use crate::container::{Container, FIRST_EPOCH, OBJECT_PAYLOAD_MAX, Object, write_frame, write_zeros};
+use crate::container::{Container, FIRST_EPOCH, OBJECT_PAYLOAD_MAX, write_frame, write_zeros};
 use crate::format::{
     Closed, FileOffset, FrameKind, Frames, HEAD_BYTES, LogPosition, MetaName, OBJECT_END, OBJECT_FRAME_BYTES,
     Order, PAYLOAD_BYTES_MAX, PayloadOffset, Published, Run, Running, Runs, boot_of, data_name, encode_batch,
@@ -573,7 +573,7 @@ impl LockedWriter {
         let end = self.log_end;
         let Some(logs) = &mut self.logs else { return Ok(()) };
         let is_needed = match logs.object {
-            Some(_) => !file.container().object().is_none_or(Object::is_written_back),
+            Some(_) => file.container().object().is_some_and(|object| !object.is_written_back()),
             None => logs.written_back != end,
         };
         if is_needed { logs.write_back(file, id, end) } else { Ok(()) }
