@@ -21,6 +21,7 @@ mod batch_copy;
 mod batch_keys;
 mod batch_library;
 mod batch_on_demand;
+mod batch_partitions;
 mod batch_parts;
 mod batch_preload;
 mod batch_private;

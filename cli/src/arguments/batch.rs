@@ -110,7 +110,11 @@ Example:
 
   # in a script: continue when clients can connect, and end the server
   quell batch serve /shared/results --background
-  quell batch serve /shared/results --stop")]
+  quell batch serve /shared/results --stop
+
+  # two further servers for the names of large directories, on other nodes
+  node2$ quell batch serve /shared/results --partitions --listen node2:7431 &
+  node3$ quell batch serve /shared/results --partitions --listen node3:7431 &")]
 pub struct BatchServeArgs {
     /// The store.
     pub store: PathBuf,
@@ -135,6 +139,18 @@ pub struct BatchServeArgs {
     /// after this time, the server verifies the batch itself.
     #[arg(long, value_name = "SECONDS", default_value_t = VERIFICATION_LIMIT_S, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub verification_limit: u64,
+    /// Run a partition server: it executes operations on the names of large directories together
+    /// with the server of the store, which must run as well. A store can have 255 of them.
+    ///
+    /// Clients and the server of the store find it in the directory of the store. If it ends, the
+    /// server of the store takes its names back. Only a store of one user, without limits, has its
+    /// directories divided.
+    #[arg(long, conflicts_with = "idle")]
+    pub partitions: bool,
+    /// Divide a directory among the server and the partition servers after this number of creations
+    /// in it; 0: never.
+    #[arg(long, value_name = "CREATIONS", default_value_t = DIVIDE_AFTER, conflicts_with = "partitions")]
+    pub divide_after: u64,
     /// Return as soon as clients can connect, and let the server run in the background. Fails if
     /// the store has a server already.
     #[arg(long)]
@@ -142,8 +158,9 @@ pub struct BatchServeArgs {
     /// End the server when it has had no client for this time.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub idle: Option<u64>,
-    /// End the server of the store on this node, and wait for its end. It answers the requests and
-    /// completes the commits that it has begun.
+    /// End the server of the store on this node, or with --partitions its partition servers on this
+    /// node, and wait for the end. A server answers the requests and completes the commits that it
+    /// has begun.
     #[arg(long, conflicts_with_all = ["listen", "background", "idle", "json"])]
     pub stop: bool,
     /// Print the store and the address as a line of JSON, as soon as clients can connect.
@@ -156,6 +173,8 @@ pub struct BatchServeArgs {
 
 /// The default of `--clients`.
 const CLIENTS: u16 = 256;
+/// The default of `--divide-after`.
+const DIVIDE_AFTER: u64 = 8192;
 /// The default of `--verification-limit`.
 const VERIFICATION_LIMIT_S: u64 = 600;
 
@@ -170,6 +189,8 @@ impl BatchServeArgs {
             encrypt: false,
             clients: CLIENTS,
             verification_limit: VERIFICATION_LIMIT_S,
+            partitions: false,
+            divide_after: DIVIDE_AFTER,
             background: true,
             idle: Some(idle),
             stop: false,
@@ -279,7 +300,8 @@ pub struct BatchBeginArgs {
 }
 
 /// List the batches of a store, and their parts: number, state, new entries, conflicts, name. The
-/// auxiliary servers that are connected to the server of the store follow.
+/// auxiliary servers that are connected to the server of the store follow, and then its partition
+/// servers.
 ///
 /// A part is open while a process changes it, closed when its changes are complete, and lost if its
 /// process ended before.

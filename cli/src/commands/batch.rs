@@ -6,10 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use indicatif::{HumanBytes, HumanCount};
-use quell_batch::{Adoption, AdoptionProgress, BatchStore, PartProgress, StoreAccess, split_path};
+use quell_batch::{
+    Adoption, AdoptionProgress, BatchStore, PartProgress, PartitionServerSummary, StoreAccess, split_path,
+};
 use quell_batch_service::{AuxiliarySummary, BatchSummary, PartState, SnapshotSummary, SummaryState};
 use quell_vfs::{Error, ErrorKind};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::batch_blobs::BlobTransaction;
 use super::batch_store::{WAIT, report_conflicts};
@@ -129,10 +131,15 @@ fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
     let store = StoreAccess::open_for_batches_of(&args.store, &args.trust.trust_owner, WAIT)?;
     let batches = store.batches()?;
     let auxiliary = if store.is_own() { store.auxiliary_servers()? } else { Vec::new() };
+    let partitions = if store.is_own() { store.partition_servers()? } else { Vec::new() };
     if args.output.json {
         let lines = batches.iter().map(|batch| json_of(batch, &store)).collect::<Result<Vec<_>, _>>()?;
         let auxiliary: Vec<Value> = auxiliary.iter().map(json_of_auxiliary).collect();
-        outln!("{:#}", json!({ "batches": lines, "auxiliary_servers": auxiliary }));
+        let partitions: Vec<Value> = partitions.iter().map(json_of_partition_server).collect();
+        outln!(
+            "{:#}",
+            json!({ "batches": lines, "auxiliary_servers": auxiliary, "partition_servers": partitions })
+        );
         return Ok(ExitCode::SUCCESS);
     }
     for batch in &batches {
@@ -167,6 +174,21 @@ fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
             failed => format!(", {failed} not completed"),
         };
         outln!("auxiliary server {}: {state}, {verified}{failed}", shown(&server.name));
+    }
+    for server in &partitions {
+        let number = server.number;
+        match &server.counters {
+            None => outln!("partition server {number}: cannot be reached"),
+            Some(counters) => {
+                let value = |name: &str| {
+                    let found = counters.iter().find(|(counter, _)| counter == name);
+                    found.map_or(0, |(_, value)| *value)
+                };
+                let assigned = counted(value("assignments"), "directory", "directories");
+                let requests = counted(value("requests"), "request", "requests");
+                outln!("partition server {number}: has partitions of {assigned}, {requests}");
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -259,6 +281,12 @@ fn json_of_auxiliary(server: &AuxiliarySummary) -> Value {
         "verified": server.verified,
         "failed": server.failed,
     })
+}
+
+fn json_of_partition_server(server: &PartitionServerSummary) -> Value {
+    let counters = server.counters.iter().flatten();
+    let counters: Map<String, Value> = counters.map(|(name, value)| (name.clone(), json!(value))).collect();
+    json!({ "number": server.number, "is_running": server.counters.is_some(), "counters": counters })
 }
 
 fn json_of_snapshot(snapshot: &SnapshotSummary) -> Value {

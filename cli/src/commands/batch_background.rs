@@ -29,9 +29,14 @@ pub fn start(args: &BatchServeArgs) -> Result<String, Failure> {
     let store = std::path::absolute(&args.store)
         .map_err(|error| Failure::wrong_input(format!("{}: {error}", shown(&args.store))))?;
     let BatchServeArgs { listen, advertise, encrypt, clients, verification_limit, idle, .. } = args;
+    let BatchServeArgs { partitions, divide_after, .. } = args;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("quell").args(["batch", "serve", "--detached"]);
     command.arg(format!("--clients={clients}")).arg(format!("--verification-limit={verification_limit}"));
+    match partitions {
+        true => command.arg("--partitions"),
+        false => command.arg(format!("--divide-after={divide_after}")),
+    };
     command.args(listen.iter().map(|address| format!("--listen={address}")));
     command.args(advertise.iter().map(|address| format!("--advertise={address}")));
     command.args(encrypt.then_some("--encrypt"));

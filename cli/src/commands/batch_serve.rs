@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use quell_batch::{BatchStore, ServerProcess, StoreAccess};
-use quell_batch_server::{Protection, Server, ServerOptions, UserGroups};
+use quell_batch::{BatchStore, ServedPartitions, ServerProcess, StoreAccess};
+use quell_batch_server::{Listener, PartitionServer, Protection, Server, ServerOptions, UserGroups};
 use quell_vfs::ErrorKind;
 use serde_json::json;
 
@@ -23,7 +23,12 @@ use crate::serving::{DRAIN_LIMIT, INTERVAL, advertised, resolve};
 
 pub fn run(args: &BatchServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if args.stop {
-        ServerProcess::find(&args.store)?.end()?;
+        match args.partitions {
+            true => {
+                ServerProcess::find_partition_servers(&args.store)?.iter().try_for_each(ServerProcess::end)?
+            }
+            false => ServerProcess::find(&args.store)?.end()?,
+        }
         return Ok(ExitCode::SUCCESS);
     }
     if args.background {
@@ -39,7 +44,6 @@ pub fn run(args: &BatchServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let interrupted = interruption();
     let listen = args.listen.as_deref().map(resolve).transpose()?;
     let public = listen.map(|listen| advertised(listen, args.advertise.as_deref())).transpose()?;
-    let store = open(args)?;
     let options = ServerOptions {
         clients_max: args.clients.into(),
         protection: if args.encrypt { Protection::Encryption } else { Protection::Integrity },
@@ -48,14 +52,19 @@ pub fn run(args: &BatchServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         find_groups,
         ..ServerOptions::default()
     };
-    let server = Server::start(store, &options)?;
-    let accepted = accept(&server, listen, public);
-    let served = accepted.and_then(|address| {
+    let serve = |listener: &Listener| -> Result<(), Failure> {
+        let address = accept(listener, listen, public)?;
         report(args, address.as_deref(), quiet)?;
-        wait_for_end(&server, args.idle.map(Duration::from_secs), &interrupted);
+        wait_for_end(listener, args.idle.map(Duration::from_secs), &interrupted);
         Ok(())
-    });
-    let stopped = server.stop(DRAIN_LIMIT);
+    };
+    let (served, stopped) = if args.partitions {
+        let server = PartitionServer::start(ServedPartitions::open_free(&args.store)?, &options)?;
+        (serve(server.listener()), server.stop(DRAIN_LIMIT))
+    } else {
+        let server = Server::start(open(args)?, &options)?;
+        (serve(server.listener()), server.stop(DRAIN_LIMIT))
+    };
     served?;
     stopped?;
     Ok(ExitCode::SUCCESS)
@@ -70,11 +79,11 @@ fn find_groups(uid: u32) -> std::io::Result<Option<UserGroups>> {
 /// Opens the store. A server in the background does not wait for the end of another server.
 fn open(args: &BatchServeArgs) -> Result<BatchStore, Failure> {
     if !args.detached {
-        return Ok(BatchStore::open(&args.store, WAIT)?);
+        return Ok(BatchStore::open_dividing(&args.store, WAIT, args.divide_after)?);
     }
     let end = Instant::now() + WAIT;
     loop {
-        match BatchStore::open(&args.store, Duration::ZERO) {
+        match BatchStore::open_dividing(&args.store, Duration::ZERO, args.divide_after) {
             Err(error) if error.kind == ErrorKind::Busy => {
                 let access = StoreAccess::open_for_batches(&args.store, Duration::ZERO);
                 if access.is_ok_and(|access| !access.is_exclusive()) {
@@ -91,10 +100,10 @@ fn open(args: &BatchServeArgs) -> Result<BatchStore, Failure> {
 }
 
 /// Waits until the process is interrupted, or until the server has had no client for `idle`.
-fn wait_for_end(server: &Server, idle: Option<Duration>, interrupted: &AtomicBool) {
+fn wait_for_end(listener: &Listener, idle: Option<Duration>, interrupted: &AtomicBool) {
     let mut last_used = Instant::now();
     while !interrupted.load(Ordering::Relaxed) {
-        if server.clients() > 0 {
+        if listener.clients() > 0 {
             last_used = Instant::now();
         }
         if idle.is_some_and(|idle| last_used.elapsed() >= idle) {
@@ -106,19 +115,19 @@ fn wait_for_end(server: &Server, idle: Option<Duration>, interrupted: &AtomicBoo
 
 /// Lets clients connect, and returns the address at which clients on other nodes connect.
 fn accept(
-    server: &Server,
+    listener: &Listener,
     listen: Option<SocketAddr>,
     public: Option<(String, u16)>,
 ) -> Result<Option<String>, Failure> {
     let mut published = None;
     if let (Some(listen), Some((host, port))) = (listen, public) {
-        let bound = server.listen_tcp(listen)?;
+        let bound = listener.listen_tcp(listen)?;
         let address = format!("{host}:{}", if port == 0 { bound.port() } else { port });
-        server.publish(&address)?;
+        listener.publish(&address)?;
         published = Some(address);
     }
     // The socket is created last: a client that finds it can use the server.
-    server.listen_unix()?;
+    listener.listen_unix()?;
     Ok(published)
 }
 

@@ -1,20 +1,19 @@
 //! A running server.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use quell_batch::{BatchStore, Requester, ServedStore, ServerFiles, VERIFICATION_LIMIT};
+use quell_batch::{BatchStore, Requester, ServedStore, VERIFICATION_LIMIT};
 use quell_threads::lock;
 use quell_transport::peer::{
-    self, ClientIdentity, MemberId, PeerUser, PoolKey, Protection, Role, ServerSettings, Service, Taken,
-    Workers,
+    ClientIdentity, MemberId, PeerUser, PoolKey, Protection, Role, ServerSettings, Service, Taken, Workers,
 };
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::{Error, Result};
 
 use crate::clients::Clients;
 use crate::commit_threads::{CommitQueue, CommitThreads};
+use crate::listener::Listener;
 use crate::user_clients::{FindGroups, UserClients};
 
 /// The options of a server. `ServerOptions::default` has the defaults.
@@ -98,10 +97,7 @@ impl Service for Requests {
 /// A server, which serves clients until [`stop`](Server::stop).
 pub struct Server {
     store: Arc<ServedStore>,
-    files: ServerFiles,
-    protection: Protection,
-    has_key: bool,
-    connections: peer::Server,
+    listener: Listener,
     threads: Mutex<Threads>,
 }
 
@@ -187,12 +183,8 @@ impl Server {
             workers: threads.workers.handler(),
             users: threads.users.as_ref().map(UserClients::handlers),
         };
-        match peer::Server::start(settings, Arc::new(clients)) {
-            Ok(connections) => {
-                let ServerOptions { protection, has_key, .. } = *options;
-                let threads = Mutex::new(threads);
-                Ok(Server { store, files, protection, has_key, connections, threads })
-            }
+        match Listener::start(settings, Arc::new(clients), files, options.has_key) {
+            Ok(listener) => Ok(Server { store, listener, threads: Mutex::new(threads) }),
             Err(error) => {
                 threads.end();
                 Err(error)
@@ -200,44 +192,9 @@ impl Server {
         }
     }
 
-    /// Accepts clients of this user and of root at the Unix socket of the store, and, if the store
-    /// is a store for a group, clients of the members of the group.
-    ///
-    /// # Errors
-    /// The error of the system if the socket cannot be created.
-    pub fn listen_unix(&self) -> Result<()> {
-        self.connections.listen_unix_for(&self.files.socket(), self.files.clients())
-    }
-
-    /// Accepts clients with the key at a TCP address. Port 0 lets the kernel choose one. Returns
-    /// the address.
-    ///
-    /// # Errors
-    /// `InvalidInput` if the server was started without the key; the error of the system if the
-    /// address cannot be used.
-    pub fn listen_tcp(&self, address: SocketAddr) -> Result<SocketAddr> {
-        if !self.has_key {
-            return Err(Error::new(ErrorKind::InvalidInput, "listen without a key on", address.to_string()));
-        }
-        self.connections.listen_tcp(address)
-    }
-
-    /// Publishes the address of this server, `HOST:PORT`, for clients on other nodes.
-    ///
-    /// # Errors
-    /// The errors of files.
-    pub fn publish(&self, address: &str) -> Result<()> {
-        self.files.publish(address, self.protection)
-    }
-
-    /// Returns the number of clients.
-    pub fn clients(&self) -> usize {
-        self.connections.clients()
-    }
-
-    /// Returns the number of connections that were refused.
-    pub fn refused_connections(&self) -> u64 {
-        self.connections.refused_connections()
+    /// Returns the connections.
+    pub fn listener(&self) -> &Listener {
+        &self.listener
     }
 
     /// Returns the store.
@@ -253,7 +210,7 @@ impl Server {
     /// The errors of the store.
     pub fn stop(&self, limit: Duration) -> Result<()> {
         // Clients that look for a server meanwhile wait for the next server.
-        let removed = self.files.remove();
+        let removed = self.listener.remove_files();
         let mut threads = lock(&self.threads);
         // The waiting commits, and the requests of users whose groups are not known, are refused
         // before the connections end, so that the clients get these replies.
@@ -261,9 +218,11 @@ impl Server {
         threads.users.iter().for_each(UserClients::refuse_waiting);
         // This process completes the commits whose verifications are abandoned.
         self.store.store().auxiliaries().close();
-        self.connections.stop(limit);
+        self.listener.stop(limit);
         threads.end();
+        // If this fails, the process that opens the store next takes the partitions back.
+        let taken_back = self.store.store().primary().take_back_all();
         self.store.store().primary().name_space().sync()?;
-        removed
+        taken_back.and(removed)
     }
 }

@@ -1,5 +1,7 @@
 //! Several clients of a server perform random operations on a few names, while another server
-//! replaces the first one. The recorded histories are checked for linearizability.
+//! replaces the first one. In half of the histories, directories are divided between the server and
+//! partition servers, which are replaced as well. The recorded histories are checked for
+//! linearizability.
 
 mod served;
 
@@ -12,7 +14,7 @@ use quell_testkit::Random;
 use quell_testkit::linearizability::{History, Name, NameOperation, NameResult, ROOT};
 use quell_vfs::{ErrorKind, Rename, Result};
 
-use served::{NEW, NOW, Served};
+use served::{LONG, NEW, NOW, Served, partition_server};
 
 const CLIENTS: usize = 3;
 const OPERATIONS: usize = 30;
@@ -96,9 +98,14 @@ fn run_client(access: &StoreAccess, shared: &Shared, seed: u64) {
 
 #[test]
 fn operations_of_several_clients_are_linearizable_while_the_server_is_replaced() {
+    let mut divided = 0;
     for seed in 0..histories() {
         let is_tcp = seed % 2 == 1;
-        let mut served = Served::start(is_tcp);
+        let is_divided = seed % 4 >= 2;
+        let mut served = Served::start_dividing(is_tcp, u64::from(is_divided));
+        let start_partitions = || partition_server(&served.path(), is_tcp);
+        let mut partitions: Vec<_> =
+            (0..if is_divided { 2 } else { 0 }).map(|_| start_partitions()).collect();
         let shared =
             Shared { history: Mutex::default(), dirs: Mutex::new(vec![ROOT]), done: AtomicUsize::new(0) };
         let clients: Vec<_> = (0..CLIENTS).map(|_| served.access()).collect();
@@ -116,9 +123,19 @@ fn operations_of_several_clients_are_linearizable_while_the_server_is_replaced()
                 while shared.done.load(Ordering::Relaxed) < operations && is_running() {
                     std::thread::yield_now();
                 }
+                let counters = served.server().store().store().primary().partition_counters();
+                divided += counters.divided;
+                assert_eq!(counters.failed, 0, "seed {seed}");
+                if let Some(ended) = partitions.pop() {
+                    ended.stop(LONG).unwrap();
+                    partitions.push(partition_server(&served.path(), is_tcp));
+                }
                 served.restart(is_tcp);
             }
         });
+        for server in partitions {
+            server.stop(LONG).unwrap();
+        }
         let history = shared.history.into_inner().unwrap();
         let text = history.describe();
         assert!(
@@ -126,4 +143,5 @@ fn operations_of_several_clients_are_linearizable_while_the_server_is_replaced()
             "no order of the operations explains the results, seed {seed}:\n{text}"
         );
     }
+    assert!(histories() < 4 || divided > 0, "no directory was divided");
 }

@@ -526,7 +526,7 @@ fn requests_out_of_their_limits_and_keys_of_others_are_refused() {
         Box::new(move |result: quell_vfs::Result<Vec<u8>>| sender.send(result.unwrap_err().kind).unwrap());
     client.call(quell_wire::encode(&Request::Sync), 1000, std::time::Instant::now() + LONG, done);
     assert_eq!(receiver.recv().unwrap(), ErrorKind::PermissionDenied);
-    assert!(served.server().refused_connections() > 0);
+    assert!(served.server().listener().refused_connections() > 0);
 }
 
 #[test]

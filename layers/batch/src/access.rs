@@ -13,6 +13,8 @@ use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::conflicts::path_of_name;
 use crate::file_system::BatchFs;
+use crate::partition_clients::PartitionClients;
+use crate::partition_servers::{PartitionServerSummary, summaries};
 use crate::remote::Remote;
 use crate::served_names::ServedNames;
 use crate::shared_names::SharedNames;
@@ -34,7 +36,7 @@ enum Kind {
     /// This process has the store open.
     Own(BatchStore),
     /// Another process serves the store.
-    Served(Arc<Remote>),
+    Served(Arc<Remote>, Arc<PartitionClients>),
 }
 
 /// A batch, or a part of one, that has begun.
@@ -100,26 +102,32 @@ impl StoreAccess {
                         std::thread::sleep(RETRY);
                         continue;
                     }
-                    connected => return Ok(StoreAccess { kind: Kind::Served(Arc::new(connected?)), dir }),
+                    connected => return StoreAccess::of_server(connected?, dir),
                 }
             }
             let busy = match dir.open_keys() {
                 Err(error) if error.kind == ErrorKind::Busy => error,
                 keys => {
-                    let store = BatchStore::with_keys(dir.duplicate()?, keys?)?;
+                    let store = BatchStore::with_keys(dir.duplicate()?, keys?, 0)?;
                     return Ok(StoreAccess { kind: Kind::Own(store), dir });
                 }
             };
             match Remote::connect(dir.duplicate()?) {
                 // The process has just ended, or does not serve the store.
                 Err(error) if error.kind == ErrorKind::Unavailable => {}
-                connected => return Ok(StoreAccess { kind: Kind::Served(Arc::new(connected?)), dir }),
+                connected => return StoreAccess::of_server(connected?, dir),
             }
             if Instant::now() >= end {
                 return Err(busy);
             }
             std::thread::sleep(RETRY);
         }
+    }
+
+    fn of_server(remote: Remote, dir: StoreDir) -> Result<StoreAccess> {
+        let remote = Arc::new(remote);
+        let clients = Arc::new(PartitionClients::new(remote.clone())?);
+        Ok(StoreAccess { kind: Kind::Served(remote, clients), dir })
     }
 
     /// Returns whether no other process can change the master image while this value exists.
@@ -131,7 +139,7 @@ impl StoreAccess {
     pub fn name_space(&self) -> Arc<dyn NameSpace> {
         match &self.kind {
             Kind::Own(store) => store.primary().name_space(),
-            Kind::Served(remote) => Arc::new(ServedNames::new(remote.clone())),
+            Kind::Served(_, clients) => Arc::new(ServedNames::new(clients.clone())),
         }
     }
 
@@ -179,14 +187,14 @@ impl StoreAccess {
         let new = NewBatch { name: name.to_owned(), caller: caller()?, subtree, is_atomic };
         self.begun(match &self.kind {
             Kind::Own(store) => store.begin(new)?,
-            Kind::Served(remote) => remote.begin(new)?,
+            Kind::Served(remote, _) => remote.begin(new)?,
         })
     }
 
     fn begun(&self, record: BatchRecord) -> Result<Begun> {
         let snapshot = match &self.kind {
             Kind::Own(_) => None,
-            Kind::Served(remote) => remote.snapshot_of(record.number),
+            Kind::Served(remote, _) => remote.snapshot_of(record.number),
         };
         Ok(Begun { record, store_number: self.store_number(), dir: self.dir.duplicate()?, snapshot })
     }
@@ -196,7 +204,7 @@ impl StoreAccess {
         self.refuse_parts_of_others()?;
         match &self.kind {
             Kind::Own(store) => store.primary().begin_for_parts(new),
-            Kind::Served(remote) => remote.begin_for_parts(new),
+            Kind::Served(remote, _) => remote.begin_for_parts(new),
         }
     }
 
@@ -205,7 +213,7 @@ impl StoreAccess {
         self.refuse_parts_of_others()?;
         self.begun(match &self.kind {
             Kind::Own(store) => store.join(new)?,
-            Kind::Served(remote) => remote.join(new)?,
+            Kind::Served(remote, _) => remote.join(new)?,
         })
     }
 
@@ -260,7 +268,7 @@ impl StoreAccess {
                 store.commit_submitted()?;
                 Ok(store.commit_locked(number)?.summary())
             }
-            Kind::Served(remote) => self.without_files(number, remote.commit(number)),
+            Kind::Served(remote, _) => self.without_files(number, remote.commit(number)),
         }
     }
 
@@ -268,7 +276,7 @@ impl StoreAccess {
     pub(crate) fn store_number(&self) -> u128 {
         match &self.kind {
             Kind::Own(store) => store.primary().store_number(),
-            Kind::Served(remote) => remote.store_number(),
+            Kind::Served(remote, _) => remote.store_number(),
         }
     }
 
@@ -279,7 +287,7 @@ impl StoreAccess {
                 store.commit_submitted()?;
                 Ok(store.prepare_locked(number, marker)?.summary())
             }
-            Kind::Served(remote) => remote.prepare(number, marker.clone()),
+            Kind::Served(remote, _) => remote.prepare(number, marker.clone()),
         }
     }
 
@@ -287,7 +295,7 @@ impl StoreAccess {
     pub(crate) fn publish_locked(&self, number: u64, marker: &Marker) -> Result<BatchSummary> {
         match &self.kind {
             Kind::Own(store) => Ok(store.publish_locked(number, &marker.blob)?.summary()),
-            Kind::Served(remote) => self.without_files(number, remote.publish(number, &marker.blob)),
+            Kind::Served(remote, _) => self.without_files(number, remote.publish(number, &marker.blob)),
         }
     }
 
@@ -295,7 +303,7 @@ impl StoreAccess {
     pub(crate) fn roll_back_locked(&self, number: u64, marker: &Marker) -> Result<BatchSummary> {
         match &self.kind {
             Kind::Own(store) => Ok(store.roll_back_locked(number, &marker.blob)?.summary()),
-            Kind::Served(remote) => remote.roll_back(number, &marker.blob),
+            Kind::Served(remote, _) => remote.roll_back(number, &marker.blob),
         }
     }
 
@@ -315,7 +323,7 @@ impl StoreAccess {
     pub(crate) fn submit_locked(&self, number: u64) -> Result<BatchSummary> {
         match &self.kind {
             Kind::Own(store) => Ok(store.submit_locked(number)?.summary()),
-            Kind::Served(remote) => self.without_files(number, remote.submit(number)),
+            Kind::Served(remote, _) => self.without_files(number, remote.submit(number)),
         }
     }
 
@@ -332,7 +340,7 @@ impl StoreAccess {
     pub(crate) fn abort_locked(&self, number: u64) -> Result<BatchSummary> {
         match &self.kind {
             Kind::Own(store) => Ok(store.abort_locked(number)?.summary()),
-            Kind::Served(remote) => self.without_files(number, remote.abort(number)),
+            Kind::Served(remote, _) => self.without_files(number, remote.abort(number)),
         }
     }
 
@@ -364,7 +372,7 @@ impl StoreAccess {
             Kind::Own(store) => {
                 Ok(store.primary().batches()?.iter().map(|record| record.summary()).collect())
             }
-            Kind::Served(remote) => remote.batches(),
+            Kind::Served(remote, _) => remote.batches(),
         }
     }
 
@@ -375,7 +383,7 @@ impl StoreAccess {
     pub fn snapshots(&self) -> Result<Vec<SnapshotSummary>> {
         match &self.kind {
             Kind::Own(store) => store.primary().snapshots(),
-            Kind::Served(remote) => remote.snapshots(),
+            Kind::Served(remote, _) => remote.snapshots(),
         }
     }
 
@@ -388,7 +396,7 @@ impl StoreAccess {
     pub fn quotas(&self) -> Result<Vec<Quota>> {
         match &self.kind {
             Kind::Own(store) => Ok(store.primary().quotas()),
-            Kind::Served(remote) => remote.quotas(),
+            Kind::Served(remote, _) => remote.quotas(),
         }
     }
 
@@ -400,7 +408,7 @@ impl StoreAccess {
     pub fn set_limit(&self, subject: QuotaSubject, change: LimitChange) -> Result<()> {
         match &self.kind {
             Kind::Own(store) => store.primary().set_limit(subject, change),
-            Kind::Served(remote) => remote.set_limit(subject, change),
+            Kind::Served(remote, _) => remote.set_limit(subject, change),
         }
     }
 
@@ -412,8 +420,16 @@ impl StoreAccess {
     pub fn auxiliary_servers(&self) -> Result<Vec<AuxiliarySummary>> {
         match &self.kind {
             Kind::Own(store) => Ok(store.auxiliaries().summaries()),
-            Kind::Served(remote) => remote.auxiliary_servers(),
+            Kind::Served(remote, _) => remote.auxiliary_servers(),
         }
+    }
+
+    /// Returns the partition servers of the store.
+    ///
+    /// # Errors
+    /// The errors of files and of the servers.
+    pub fn partition_servers(&self) -> Result<Vec<PartitionServerSummary>> {
+        summaries(self.dir.duplicate()?)
     }
 
     /// Returns whether the store belongs to the user of this process.
@@ -428,7 +444,7 @@ impl StoreAccess {
     pub fn conflicts(&self, number: u64) -> Result<Vec<Conflict>> {
         match &self.kind {
             Kind::Own(store) => store.conflicts_of(number),
-            Kind::Served(remote) => remote.conflicts(number),
+            Kind::Served(remote, _) => remote.conflicts(number),
         }
     }
 
@@ -447,7 +463,7 @@ impl StoreAccess {
     pub fn resolve(&self, number: u64, paths: Option<&[Vec<u8>]>, how: &Resolution) -> Result<Resolved> {
         match &self.kind {
             Kind::Own(store) => store.resolve((&*store.primary().name_space(), None), number, paths, how),
-            Kind::Served(remote) => remote.resolve(number, paths, how),
+            Kind::Served(remote, _) => remote.resolve(number, paths, how),
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::store_dir::{INCOMING, KEYS, OpenKeys, StoreDir};
 
 /// The identifiers of the kinds of problems of a store, besides the kinds of [`ProblemKind`].
 const LOST_KEYS: &str = "lost-keys";
+const LOST_PARTITIONS: &str = "lost-partitions";
 const MISSING_DATA: &str = "missing-data";
 const LOST_TREE: &str = "lost-tree";
 const MISSING_ADOPTED: &str = "missing-adopted";
@@ -50,6 +51,7 @@ pub fn problem_kinds() -> Vec<&'static str> {
     of_image
         .chain([
             LOST_KEYS,
+            LOST_PARTITIONS,
             MISSING_DATA,
             LOST_TREE,
             MISSING_ADOPTED,
@@ -100,7 +102,10 @@ pub fn fsck(
         found.iter().for_each(|problem| report(&of_image(problem, None)));
         return Ok(Checked::default());
     }
-    let store = BatchStore::with_keys(dir, keys)?;
+    let store = BatchStore::with_partitions(dir, keys, 0)?;
+    if !take_back_partitions(&store, repairs, report)? {
+        return Ok(Checked::default());
+    }
     let checked = store.primary().check(repairs, &mut |problem| found.push(problem.clone()))?;
     for problem in &found {
         report(&of_image(problem, Some(&store)));
@@ -111,6 +116,35 @@ pub fn fsck(
     }
     check_batches(&store, report)?;
     Ok(checked)
+}
+
+/// Takes back the partitions of all directories. Returns false if changes of a partition server are
+/// lost and `repairs` is not set.
+fn take_back_partitions(
+    store: &BatchStore,
+    repairs: bool,
+    report: &mut dyn FnMut(&StoreProblem),
+) -> Result<bool> {
+    let primary = store.primary();
+    let mut is_complete = true;
+    for dir in primary.divided_dirs() {
+        match primary.take_back(dir) {
+            Err(error) if matches!(error.kind, ErrorKind::Damaged | ErrorKind::NotFound) => {
+                report(&StoreProblem {
+                    kind: LOST_PARTITIONS,
+                    path: store.path_of(dir).ok(),
+                    detail: format!(
+                        "the files of a partition server cannot be read ({error}); a repair loses the changes of \
+                         this directory that the server has executed since the division of the directory"
+                    ),
+                    is_repairable: true,
+                });
+                if repairs { primary.give_up_partitions(dir)? } else { is_complete = false }
+            }
+            taken_back => taken_back?,
+        }
+    }
+    Ok(is_complete)
 }
 
 fn of_image(problem: &Problem, store: Option<&BatchStore>) -> StoreProblem {

@@ -89,6 +89,12 @@ pub(crate) fn perform(names: &dyn NameSpace, request: Request) -> Result<Reply> 
         | Request::Resolve { .. }
         | Request::Record { .. }
         | Request::Entries { .. }
+        | Request::TakeBack { .. }
+        | Request::AwaitDivision
+        | Request::Assign(_)
+        | Request::GiveBack { .. }
+        | Request::Forget { .. }
+        | Request::Touched { .. }
         | Request::Counters => {
             let source = Some("it is not a request on names".into());
             return Err(Error { source, ..Error::new(ErrorKind::Unsupported, "execute a request", "") });

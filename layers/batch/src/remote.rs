@@ -104,6 +104,46 @@ impl Remote {
         Ok(remote)
     }
 
+    /// Connects to the partition server with this directory. Calls fail 1 s after the connection
+    /// was lost.
+    ///
+    /// # Errors
+    /// As for [`connect`](Self::connect).
+    pub(crate) fn connect_to_partitions(dir: StoreDir) -> Result<Remote> {
+        let settings = ClientSettings { unreachable_after: Duration::from_secs(1), ..find_server(&dir)? };
+        let remote = Remote { link: Mutex::new(Link::start(settings)?), store_number: 0, dir, _data: None };
+        match remote.call_once(&Request::Hello { protocol: PROTOCOL })? {
+            Reply::Welcome { .. } => Ok(remote),
+            _ => Err(remote.unexpected_reply()),
+        }
+    }
+
+    /// Returns the directory of the store.
+    pub(crate) fn dir(&self) -> &StoreDir {
+        &self.dir
+    }
+
+    /// Sends a request once, and returns the reply.
+    pub(crate) fn call_once(&self, request: &Request) -> Result<Reply> {
+        let deadline = Instant::now() + COMMIT_LIMIT;
+        match decode(&self.send(&self.link(), encode(request), deadline)?)? {
+            Reply::Failed(failure) => {
+                Err(failure.into_error("call a partition server of", self.dir.subject()))
+            }
+            reply => Ok(reply),
+        }
+    }
+
+    /// Sends an encoded request over a connection, and returns the encoded reply.
+    fn send(&self, link: &Link, request: Vec<u8>, deadline: Instant) -> Result<Vec<u8>> {
+        let (sender, receiver) = channel();
+        // The receiver waits for the result.
+        let done = Box::new(move |result| _ = sender.send(result));
+        link.client.call_at_once(request, REPLY_BYTES_MAX, deadline, done);
+        let closed = || Err(Error::new(ErrorKind::Unavailable, "call the server of", self.dir.subject()));
+        receiver.recv().unwrap_or_else(|_| closed())
+    }
+
     /// Describes the refusal of the key of a user other than the owner of the store.
     fn refused_key(&self, error: Error) -> Error {
         // Without a proof of the key, the server has executed nothing and stated no reason.
@@ -366,7 +406,7 @@ impl Remote {
     /// Sends a request, and returns the reply. The request is sent again if the server has
     /// certainly not executed it, or if a repetition has the same result; and if the server refuses
     /// the key, and there is another one.
-    fn call(&self, request: &Request) -> Result<Reply> {
+    pub(crate) fn call(&self, request: &Request) -> Result<Reply> {
         let limit = match request {
             Request::Commit { .. }
             | Request::Prepare { .. }
@@ -378,12 +418,7 @@ impl Remote {
         let (encoded, deadline) = (encode(request), Instant::now() + limit);
         loop {
             let link = self.link();
-            let (sender, receiver) = channel();
-            // The receiver waits for the result.
-            let done = Box::new(move |result| _ = sender.send(result));
-            link.client.call(encoded.clone(), REPLY_BYTES_MAX, deadline, done);
-            let closed = || Err(Error::new(ErrorKind::Unavailable, "call the server of", self.dir.subject()));
-            match receiver.recv().unwrap_or_else(|_| closed()) {
+            match self.send(&link, encoded.clone(), deadline) {
                 Ok(reply) => match decode(&reply)? {
                     Reply::Failed(failure) => {
                         let error = failure.into_error("call the server of", self.dir.subject());
@@ -440,7 +475,7 @@ impl Remote {
         !is_present
     }
 
-    fn unexpected_reply(&self) -> Error {
+    pub(crate) fn unexpected_reply(&self) -> Error {
         let source = Some("the reply does not belong to the request".into());
         Error { source, ..Error::new(ErrorKind::Damaged, "call the server of", self.dir.subject()) }
     }

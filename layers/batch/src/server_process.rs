@@ -28,6 +28,35 @@ impl ServerProcess {
     pub fn find(store: &Path) -> Result<ServerProcess> {
         let dir = StoreDir::open(store)?;
         dir.check_format()?;
+        ServerProcess::of_dir(&dir)
+    }
+
+    /// Finds the partition servers of a store of this user on this node.
+    ///
+    /// # Errors
+    /// `Unavailable` if there is none; as for [`find`](Self::find).
+    pub fn find_partition_servers(store: &Path) -> Result<Vec<ServerProcess>> {
+        let dir = StoreDir::open(store)?;
+        dir.check_format()?;
+        let mut found = Vec::new();
+        for server in dir.partition_servers()? {
+            match ServerProcess::of_dir(&dir.partition_dir(server)?) {
+                Err(error) if error.kind == ErrorKind::Unavailable => {}
+                process => found.push(process?),
+            }
+        }
+        match found.is_empty() {
+            true => {
+                let reason = "no process of this node is a partition server of the store";
+                let error =
+                    Error::new(ErrorKind::Unavailable, "find the partition servers of", dir.subject());
+                Err(Error { source: Some(reason.into()), ..error })
+            }
+            false => Ok(found),
+        }
+    }
+
+    fn of_dir(dir: &StoreDir) -> Result<ServerProcess> {
         let failed = |kind, reason: String| Error {
             source: Some(reason.into()),
             ..Error::new(kind, "find the server of", dir.subject())

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, Bytes, NewBatch, NewPart, PROTOCOL, Quota, QuotaSubject, Reply, Request,
-    SnapshotSummary,
+    BatchCaller, BatchRecord, Bytes, NewBatch, NewPart, PROTOCOL, PartitionCounters, Quota, QuotaSubject,
+    Reply, Request, SnapshotSummary,
 };
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result, printable};
@@ -20,7 +20,7 @@ use crate::store::BatchStore;
 /// No more items of a list are added to a reply when they have this many bytes.
 const LISTED_BYTES: usize = 128 << 10;
 /// The kinds of requests, in the order of their numbers, as counters name them.
-const KINDS: [&str; 34] = [
+const KINDS: [&str; 40] = [
     "hello",
     "lookup",
     "find",
@@ -55,6 +55,12 @@ const KINDS: [&str; 34] = [
     "resolve",
     "record",
     "entries",
+    "take_back",
+    "await_division",
+    "assign",
+    "give_back",
+    "forget",
+    "touched",
 ];
 /// The numbers of the requests that take the lock of a batch, which a commit has for minutes.
 const LOCK_BATCH: [u32; 7] = [13, 14, 19, 25, 26, 27, 31];
@@ -149,6 +155,8 @@ impl ServedStore {
         let numbers = self.requests.iter().map(|number| number.load(Ordering::Relaxed));
         let mut counters: Vec<_> = KINDS.into_iter().zip(numbers).collect();
         counters.push(("failed", self.failures.load(Ordering::Relaxed)));
+        let PartitionCounters { divided, taken_back, failed } = self.store.primary().partition_counters();
+        counters.extend([("divided", divided), ("taken_back", taken_back), ("failed_divisions", failed)]);
         counters
     }
 
@@ -187,6 +195,11 @@ impl ServedStore {
         }
         if uses_image(&request) {
             self.commit_submitted()?;
+        }
+        if let (Requester::Owner, Some((dir, name))) = (requester, request.partition_name())
+            && let Some(map) = self.store.primary().servers_of(dir, name)?
+        {
+            return Ok(Reply::Partitions(map));
         }
         let names = match requester.caller() {
             None => self.store.primary().name_space(),
@@ -274,6 +287,14 @@ impl ServedStore {
             }
             Request::AuxiliaryServers => Reply::AuxiliaryServers(self.store.auxiliaries().summaries()),
             Request::NextVerification { .. } | Request::Verdict { .. } => return Err(refuse_verifier()),
+            Request::TakeBack { dir } => {
+                self.store.primary().take_back(dir)?;
+                Reply::Done
+            }
+            Request::AwaitDivision => {
+                self.store.primary().await_division()?;
+                Reply::Done
+            }
             Request::Counters => {
                 let counters = self.counters().into_iter();
                 Reply::Counters(counters.map(|(name, value)| (name.to_owned(), value)).collect())
@@ -331,6 +352,12 @@ impl ServedStore {
                 refuse("only the owner of the store can begin and join a batch with parts")
             }
             Request::Counters => refuse("only the owner of the store can read the counters"),
+            Request::TakeBack { .. }
+            | Request::AwaitDivision
+            | Request::Assign(_)
+            | Request::GiveBack { .. }
+            | Request::Forget { .. }
+            | Request::Touched { .. } => refuse("only the owner of the store uses partitions"),
             Request::AuxiliaryServers => refuse("only the owner of the store can list auxiliary servers"),
             Request::NextVerification { .. } | Request::Verdict { .. } => Err(refuse_verifier()),
         }
@@ -427,6 +454,12 @@ fn uses_image(request: &Request) -> bool {
         | Request::RollBack { .. }
         | Request::Record { .. }
         | Request::Entries { .. }
+        | Request::TakeBack { .. }
+        | Request::AwaitDivision
+        | Request::Assign(_)
+        | Request::GiveBack { .. }
+        | Request::Forget { .. }
+        | Request::Touched { .. }
         | Request::Join { .. } => false,
     }
 }
@@ -468,6 +501,12 @@ fn kind_of(request: &Request) -> usize {
         Request::Resolve { .. } => 31,
         Request::Record { .. } => 32,
         Request::Entries { .. } => 33,
+        Request::TakeBack { .. } => 34,
+        Request::AwaitDivision => 35,
+        Request::Assign(_) => 36,
+        Request::GiveBack { .. } => 37,
+        Request::Forget { .. } => 38,
+        Request::Touched { .. } => 39,
     }
 }
 

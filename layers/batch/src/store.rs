@@ -20,6 +20,7 @@ use crate::copied_batch::{copy_batch, needs_copy};
 use crate::exclusive::open_keys_within;
 use crate::file_system::BatchFs;
 use crate::part_records::{submitted_by, with_parts};
+use crate::partition_servers::StorePartitions;
 use crate::random::random_number;
 use crate::server_files::ServerFiles;
 use crate::shared::now;
@@ -163,10 +164,20 @@ impl BatchStore {
     /// `NotFound` if there is no store; `Busy` if another process has it open; `PermissionDenied`
     /// if it belongs to another user; `Damaged`; the errors of files.
     pub fn open(path: &Path, wait: Duration) -> Result<BatchStore> {
+        BatchStore::open_dividing(path, wait, 0)
+    }
+
+    /// Opens a store as [`open`](Self::open) does. A directory is divided between this process and
+    /// the partition servers after `creations` creations in it; 0: never. The directories of a
+    /// store for a group are not divided.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn open_dividing(path: &Path, wait: Duration, creations: u64) -> Result<BatchStore> {
         let dir = StoreDir::open(path)?;
         dir.check_format()?;
         let keys = open_keys_within(&dir, wait)?;
-        let store = BatchStore::with_keys(dir, keys)?;
+        let store = BatchStore::with_keys(dir, keys, creations)?;
         store.commit_submitted()?;
         Ok(store)
     }
@@ -241,9 +252,22 @@ impl BatchStore {
         self.primary.submit(number)
     }
 
-    pub(crate) fn with_keys(dir: StoreDir, keys: OpenKeys) -> Result<BatchStore> {
+    /// Opens a store with its key-value store. A directory is divided after `creations` creations in
+    /// it; 0: never.
+    pub(crate) fn with_keys(dir: StoreDir, keys: OpenKeys, creations: u64) -> Result<BatchStore> {
+        let store = BatchStore::with_partitions(dir, keys, creations)?;
+        store.primary.take_back_all()?;
+        Ok(store)
+    }
+
+    /// Opens a store as [`with_keys`](Self::with_keys) does, and leaves the partitions that an
+    /// earlier process has assigned at their servers.
+    pub(crate) fn with_partitions(dir: StoreDir, keys: OpenKeys, creations: u64) -> Result<BatchStore> {
         let tables = Arc::new(dir.image_tables()?);
-        let mut primary = Primary::open(Arc::new(keys.store), tables)?;
+        let servers = Box::new(StorePartitions::new(dir.duplicate()?));
+        let creations = if dir.is_shared() { 0 } else { creations };
+        let primary = Primary::open(Arc::new(keys.store), tables)?;
+        let mut primary = primary.with_partition_servers(servers, creations);
         if dir.is_private() {
             primary = primary.private_to(rustix::process::geteuid().as_raw());
         }

@@ -41,6 +41,8 @@ pub(crate) const DATA: &str = "data";
 pub(crate) const BATCHES: &str = "batches";
 /// The directory for the batches and data files of other users, in a store for a group.
 pub(crate) const INCOMING: &str = "incoming";
+/// The directory with the directories of partition servers.
+pub(crate) const PARTITIONS: &str = "partitions";
 /// The file with the certificate of a batch, in its directory.
 pub(crate) const CERTIFICATE: &[u8] = b"certificate";
 pub(crate) const NEW_CERTIFICATE: &[u8] = b"certificate.new";
@@ -276,6 +278,38 @@ impl StoreDir {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         openat(&self.fd, name, flags, Mode::empty())
             .map_err(|error| Error::from_io(error.into(), OPEN, self.subject()))
+    }
+
+    /// Opens the directory of a partition server.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none; the errors of open(2).
+    pub(crate) fn partition_dir(&self, server: u32) -> Result<StoreDir> {
+        let name = format!("{PARTITIONS}/{server}");
+        let fd = self.open_dir(&name)?;
+        Ok(StoreDir { path: self.path.join(name), fd, owner: self.owner, sharing: Sharing::Owner })
+    }
+
+    /// Creates the directory of a partition server, unless it exists.
+    pub(crate) fn make_partition_dir(&self, server: u32) -> Result<()> {
+        let make = |dir: &PosixDir, name: &str| match dir.make_dir(name.as_bytes(), 0o700) {
+            Err(error) if error.kind != ErrorKind::Exists => Err(error),
+            _ => WritableDir::sync(dir),
+        };
+        make(&self.files()?, PARTITIONS)?;
+        make(&PosixDir::of_descriptor(self.open_dir(PARTITIONS)?), &server.to_string())
+    }
+
+    /// Returns the numbers of the partition servers that have a directory, in ascending order.
+    pub(crate) fn partition_servers(&self) -> Result<Vec<u32>> {
+        let dir = match self.open_dir(PARTITIONS) {
+            Err(error) if error.kind == ErrorKind::NotFound => return Ok(Vec::new()),
+            opened => PosixDir::of_descriptor(opened?),
+        };
+        let number = |name: &Vec<u8>| std::str::from_utf8(name).ok()?.parse::<u32>().ok();
+        let mut servers: Vec<u32> = dir.names()?.iter().filter_map(number).collect();
+        servers.sort_unstable();
+        Ok(servers)
     }
 
     /// Returns the directory of the tables.

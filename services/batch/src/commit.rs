@@ -2,19 +2,18 @@
 //! and then added to the image at once.
 
 use std::ops::Range;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
-use quell_threads::{read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Result, Time};
 
 use crate::auxiliary::Auxiliary;
 use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflicts, Marker, PartState, Prepared};
 use crate::certificate::Certificate;
+use crate::divided::MasterImage;
 use crate::entry::Timestamp;
 use crate::files::TableFiles;
 use crate::image::{Addition, Image};
 use crate::limits::of_file_system;
-use crate::names::Names;
 use crate::pinned_tables::TablePins;
 use crate::readable::ReadAccess;
 use crate::submitted::open_submitted;
@@ -183,7 +182,7 @@ impl Verdicts {
 /// As for [`Primary::commit`](crate::Primary::commit) and
 /// [`Primary::prepare_by`](crate::Primary::prepare_by).
 pub(crate) fn commit(
-    image: &RwLock<Names<Image>>,
+    image: &MasterImage,
     number: u64,
     changes: &SubmittedChanges<'_>,
     auxiliary: Option<&dyn Auxiliary>,
@@ -191,28 +190,28 @@ pub(crate) fn commit(
     marker: Option<&Marker>,
 ) -> Result<BatchRecord> {
     if let Some(marker) = marker
-        && let Some(record) = read_lock(image).0.batch(number)?
+        && let Some(record) = image.read().0.batch(number)?
         && matches!(&record.state, BatchState::Prepared(prepared) if prepared.marker == *marker)
     {
         // The client has repeated the request, because it did not receive the first reply.
         return Ok(record);
     }
-    let records = Records::read(&read_lock(image).0, number)?;
+    let records = Records::read(&image.read().0, number)?;
     if let (Some(_), BatchState::Submitted { .. }) = (marker, &records.batch.state) {
         return Err(ended("it is submitted, so it is committed without a transaction of blobs"));
     }
     let (reads, now) = (rules.reads_of(&records.batch.caller), || (rules.clock)().into());
     for _ in 0..REPETITIONS {
         // The verification needs no lock: the tables of the image never change.
-        let base = Base::of(&mut write_lock(image).0)?;
+        let base = Base::of(&mut image.write_complete()?.0)?;
         let verifiers = Verifiers { auxiliary, changes, now: now(), reads };
         let verdicts = verify_all(&records, base, verifiers).map_err(of_file_system)?;
-        let mut names = write_lock(image);
+        let mut names = image.write_complete()?;
         if !names.0.is_changed_since(verdicts.change, verdicts.dirs.iter().copied()) {
             return end(&mut names.0, &records, verdicts, marker);
         }
     }
-    let mut names = write_lock(image);
+    let mut names = image.write_complete()?;
     let base = Base::of(&mut names.0)?;
     let verifiers = Verifiers { auxiliary: None, changes, now: now(), reads };
     let verdicts = verify_all(&records, base, verifiers).map_err(of_file_system)?;

@@ -21,6 +21,7 @@ use crate::key::Key;
 use crate::limits::{LimitChange, Limits, NumberChange, QuotaSubject, UNLIMITED};
 use crate::names::Names;
 use crate::operations::fuzzing::{self as operations, Change};
+use crate::partition::{Assignment, Assignments, NewAssignment, Partition, Returned};
 use crate::readable::ReadAccess;
 use crate::stored::{Description, decode, encode};
 use crate::table::{self, BlockCache, Table, TableLookups, TableWriter};
@@ -74,12 +75,14 @@ pub fn check_table(bytes: &[u8], is_sealed: bool) {
 pub fn check_image_copy(bytes: &[u8], is_sealed: bool) {
     let Ok(copy) = ImageCopy::decode(&sealed(bytes, is_sealed)) else { return };
     assert_eq!(ImageCopy::decode(&copy.encode()).expect("an encoded value can be decoded"), copy);
-    let ImageCopy { description, batches, limits } = copy;
+    let ImageCopy { description, batches, limits, assignments } = copy;
     assert!(description.has_few_numbers_less_than(&description));
     let rebuilt = description.clone().after_loss();
     assert!(rebuilt.next_inode > description.next_inode && rebuilt.next_table > description.next_table);
     batches.iter().for_each(|batch| drop(batch.summary()));
     assert!(limits.quotas(&UsageOfUsers::default()).len() >= 2);
+    let by_dir = Assignments::new(assignments);
+    by_dir.all().iter().for_each(|assignment| assert!(by_dir.map_of(assignment.partition.dir).is_some()));
 }
 
 /// Decodes bytes as each kind of value of the key-value store, and as a conflict.
@@ -97,6 +100,9 @@ pub fn check_records(bytes: &[u8]) {
     check::<Usage>(bytes);
     check::<UsageChanges>(bytes);
     check::<Limits>(bytes);
+    check::<Assignment>(bytes);
+    check::<NewAssignment>(bytes);
+    check::<Returned>(bytes);
 }
 
 /// Decodes a certificate.
@@ -113,6 +119,27 @@ pub fn check_verdict(bytes: &[u8]) {
     if let Ok(verdict) = Verdict::decode(bytes, &task) {
         assert_eq!(verdict.encode(task.record.number).expect("it was decoded"), bytes);
     }
+}
+
+/// Returns an assignment of a partition.
+pub(crate) fn new_assignment() -> NewAssignment {
+    let VerificationTask { current, .. } = verification_task();
+    let partition = Partition { dir: 9, depth: 2, slots: 3, slot: 1 };
+    let assignment = Assignment { number: 12, server: 1, partition, tables: current, inodes: 100..200 };
+    let content = Content::Parent { dir: ROOT, name: b"large".to_vec() };
+    let dir = Inode {
+        number: partition.dir,
+        mode: Kind::Dir.mode_bits() | 0o755,
+        uid: 7,
+        gid: 8,
+        links: 2,
+        size_bytes: 0,
+        modified: Timestamp(5, 6),
+        changed: Timestamp(7, 8),
+        content,
+        xattrs: Vec::new(),
+    };
+    NewAssignment { assignment, dir }
 }
 
 /// Returns the task of an auxiliary server for the batch of the seeds.
@@ -338,7 +365,8 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let limit = LimitChange { inodes: NumberChange::Set(1000), bytes: NumberChange::Set(UNLIMITED) };
     let limits = Limits::default().changed(QuotaSubject::User(7), limit).expect("it is a user");
     let (description_of_copy, batches) = (description.clone(), vec![record.clone()]);
-    let copy = ImageCopy { description: description_of_copy, batches, limits };
+    let assignments = vec![new_assignment().assignment];
+    let copy = ImageCopy { description: description_of_copy, batches, limits, assignments };
     vec![
         ("batch_tables", "small", with(0, &table_of(&small))),
         ("batch_tables", "large", with(1, &table_of(&large))),
@@ -353,6 +381,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("batch_records", "part", encode(&part)),
         ("batch_records", "conflict", encode(&conflict)),
         ("batch_records", "limits", encode(&copy.limits)),
+        ("batch_records", "assignment", encode(&copy.assignments[0])),
         ("batch_certificates", "one", with(1, &certificate.encode())),
         ("batch_verdicts", "one", verdict().encode(record.number).expect("it is short")),
         ("batch_certificates", "log", with(1, &of_log.encode())),
@@ -467,7 +496,12 @@ mod tests {
             Description { next_table: u64::MAX - 5, ..new.clone() },
             Description { next_batch: u64::MAX, ..new },
         ] {
-            let copy = ImageCopy { description, batches: Vec::new(), limits: Limits::default() };
+            let copy = ImageCopy {
+                description,
+                batches: Vec::new(),
+                limits: Limits::default(),
+                assignments: Vec::new(),
+            };
             assert!(ImageCopy::decode(&copy.encode()).is_err(), "{copy:?}");
         }
     }

@@ -11,7 +11,7 @@ use quell_vfs::{Error, ErrorKind, NewEntry, Result, Time};
 use crate::batch::{BatchRecord, BatchState};
 use crate::compaction::{merge, tables_to_merge};
 use crate::entries::{Entries, KeyChange};
-use crate::entry::Entry;
+use crate::entry::{Entry, Inode, LINKED, damaged};
 use crate::files::TableFiles;
 use crate::image_copy::{ImageCopy, check_length_at_begin};
 use crate::initial::InitialTables;
@@ -19,12 +19,14 @@ use crate::key::{Key, split};
 use crate::limits::{LimitChange, Limits, Quota, QuotaSubject, of_file_system};
 use crate::merge::{Merge, Source, list_merged};
 use crate::names::Names;
+use crate::partition::{Assignment, Assignments, NewAssignment, Obstacle, Partition, PartitionMap, Returned};
 use crate::pinned_tables::{PinnedTables, TablePins};
 use crate::reservations::Reservations;
 use crate::stored::{
-    Description, ENTRY, IMAGE_KEY, Stored, batch_key, decode, delete_prepared_usage, encode, entry_key,
-    prepared_usage, put_all_usage, put_entry, put_limits, put_prepared_usage, put_usage, read_batches,
-    read_limits, read_usage, set_uncounted, sizes,
+    Description, ENTRY, IMAGE_KEY, Stored, batch_key, decode, delete_assignment, delete_prepared_usage,
+    encode, entry_key, prepared_usage, put_all_usage, put_assignment, put_entry, put_limits,
+    put_prepared_usage, put_usage, read_assignments, read_batches, read_limits, read_usage, set_uncounted,
+    sizes,
 };
 use crate::table::{BlockCache, TableWriter};
 use crate::table_ref::{TableRef, batch_of_table};
@@ -61,6 +63,8 @@ pub struct Image {
     usage: UsageOfUsers,
     /// The limits of the use.
     limits: Limits,
+    /// The partitions of directories that partition servers have.
+    assignments: Assignments,
 }
 
 impl std::fmt::Debug for Image {
@@ -152,9 +156,10 @@ impl Image {
         }
         let copy =
             files.copy()?.ok_or_else(|| Error::new(ErrorKind::NotFound, "rebuild a name space", ""))?;
-        let ImageCopy { description, batches, limits } = ImageCopy::decode(&copy)?;
+        let ImageCopy { description, batches, limits, assignments } = ImageCopy::decode(&copy)?;
         let mut commit = Commit::new();
         put_limits(&mut commit, &limits);
+        assignments.iter().for_each(|assignment| put_assignment(&mut commit, assignment));
         commit.put(IMAGE_KEY, &encode(&description.after_loss()));
         for batch in batches {
             commit.put(&batch_key(batch.number), &encode(&batch));
@@ -185,6 +190,7 @@ impl Image {
             }
         }
         let limits = read_limits(&*store)?;
+        let assignments = Assignments::new(read_assignments(&*store)?);
         let usage = read_usage(&*store)?;
         let is_counted = usage.is_some();
         let mut image = Image {
@@ -201,6 +207,7 @@ impl Image {
             pinned: PinnedTables::default(),
             usage: usage.unwrap_or_default(),
             limits,
+            assignments,
             description,
         };
         image.refresh_copy()?;
@@ -389,6 +396,153 @@ impl Image {
         }
         let description = Description { next_inode, ..self.description.clone() };
         self.store_description(description, Commit::new())
+    }
+
+    /// Returns the assignments of all partitions.
+    pub(crate) fn assignments(&self) -> &Assignments {
+        &self.assignments
+    }
+
+    /// Checks that no other server changes names of the directory.
+    ///
+    /// # Errors
+    /// [`Obstacle::AtOtherServer`].
+    pub(crate) fn check_undivided(&self, dir: u64) -> Result<()> {
+        match self.assignments.of_dir(dir) {
+            [] => Ok(()),
+            _ => Err(Obstacle::AtOtherServer { dir }.error()),
+        }
+    }
+
+    /// Returns the servers of a directory if another server executes the operations on this name.
+    /// The names of directories, and of files whose inodes are in directory 1, are not among them:
+    /// only this server changes them.
+    ///
+    /// # Errors
+    /// The errors of reads.
+    pub(crate) fn servers_of(&self, dir: u64, name: &[u8]) -> Result<Option<PartitionMap>> {
+        if self.assignments.of_name(dir, name).is_none()
+            || self.own_entry(&Key::of_name(dir, name))?.is_some()
+        {
+            return Ok(None);
+        }
+        Ok(self.assignments.map_of(dir))
+    }
+
+    /// Returns the entry of a name in a partition of another server if only this server changes it.
+    fn own_entry(&self, key: &Key) -> Result<Option<Entry>> {
+        let entry = self.value(key)?.map(|value| Entry::decode(&value)).transpose()?;
+        Ok(entry.filter(|entry| !matches!(entry, Entry::Inode(_))))
+    }
+
+    /// Assigns partitions of a directory to a server. `None` if the directory cannot be divided
+    /// now: it was removed, a prepared batch depends on it, or a limit of the use is set.
+    ///
+    /// # Errors
+    /// The errors of files and commits. Then the image is as before.
+    pub(crate) fn assign(&mut self, partition: Partition, server: u32) -> Result<Option<NewAssignment>> {
+        const INODES: u64 = 1 << 32;
+        let dir = match self.get(&Key::of_dir(partition.dir))? {
+            Some(Entry::Inode(dir)) if partition.dir != LINKED => dir,
+            _ => return Ok(None),
+        };
+        if self.reservations.check(None, &[partition.dir]).is_err() || !self.limits.is_empty() {
+            return Ok(None);
+        }
+        self.compact()?;
+        let (tables, _) = self.snapshot()?;
+        let mut description = self.description.clone();
+        let start = description.next_inode;
+        let end = start.checked_add(INODES).filter(|end| *end < 1 << 62);
+        let Some(end) = end else {
+            return Err(Error::new(ErrorKind::NoSpace, "reserve inode numbers", ""));
+        };
+        description.next_inode = end;
+        let number = description.next_table;
+        description.next_table += 1;
+        let assignment = Assignment { number, server, partition, tables, inodes: start..end };
+        let mut commit = Commit::new();
+        put_assignment(&mut commit, &assignment);
+        let mut copy = self.copy_with(&description, &[])?;
+        copy.assignments.push(assignment.clone());
+        self.files.put_copy(&copy.encode())?;
+        // After an error of the commit, the record may be stored nevertheless.
+        self.assignments.insert(assignment.clone());
+        self.store_description(description, commit)?;
+        self.store.sync()?;
+        Ok(Some(NewAssignment { assignment, dir }))
+    }
+
+    /// Ends an assignment, and adds the changes of its partitions to the image.
+    ///
+    /// # Errors
+    /// `Damaged`; the errors of files and commits. Then the image is as before.
+    pub(crate) fn take_back(&mut self, assignment: &Assignment, returned: &Returned) -> Result<()> {
+        let dir = assignment.partition.dir;
+        if !self.assignments.of_dir(dir).contains(assignment) {
+            return Ok(());
+        }
+        let mut tables = self.tables.clone();
+        let mut description = self.description.clone();
+        if let Some(table) = &returned.table {
+            if table.number != assignment.number {
+                return Err(damaged("the changes of a partition"));
+            }
+            tables.add(open_table(&*self.files, &self.cache, table)?);
+            description.tables.insert(0, table.clone());
+        }
+        let mut copy = self.copy_with(&description, &[])?;
+        copy.assignments.retain(|other| other.number != assignment.number);
+        self.files.put_copy(&copy.encode())?;
+        let mut commit = Commit::new();
+        delete_assignment(&mut commit, assignment.number);
+        let usage = returned.usage.applied_to(&self.usage);
+        put_usage(&mut commit, &usage);
+        if let (Some(touched), Some(Entry::Inode(mut inode))) =
+            (returned.touched, self.get(&Key::of_dir(dir))?)
+        {
+            inode.modified = inode.modified.max(touched);
+            inode.changed = inode.changed.max(touched);
+            let change = (Key::of_dir(dir), Some(Entry::Inode(inode)));
+            self.entries_bytes += sizes(std::slice::from_ref(&change));
+            self.entries += 1;
+            put_entry(&mut commit, change);
+        }
+        self.store_description(description, commit)?;
+        self.store.sync()?;
+        self.tables = tables;
+        self.assignments.remove(assignment);
+        self.usage.set(&usage);
+        self.note_changes([dir]);
+        Ok(())
+    }
+
+    /// Checks that changes concern no name of another server, and of a directory with partitions
+    /// only its times and its number of links.
+    fn check_partitions(&self, changes: &[KeyChange]) -> Result<()> {
+        if self.assignments.is_empty() {
+            return Ok(());
+        }
+        for (key, entry) in changes {
+            let Some((dir, name)) = split(key.as_bytes()) else { continue };
+            let is_permitted = match (self.assignments.of_dir(dir), name) {
+                ([], _) => true,
+                (_, []) => self.is_same_directory(key, entry.as_ref())?,
+                (_, name) => self.assignments.of_name(dir, name).is_none(),
+            };
+            if !is_permitted {
+                return Err(Obstacle::AtOtherServer { dir }.error());
+            }
+        }
+        Ok(())
+    }
+
+    fn is_same_directory(&self, key: &Key, new: Option<&Entry>) -> Result<bool> {
+        let (Some(Entry::Inode(before)), Some(Entry::Inode(new))) = (self.get(key)?, new) else {
+            return Ok(false);
+        };
+        let Inode { modified, changed, links, .. } = before;
+        Ok(Inode { modified, changed, links, ..new.clone() } == before)
     }
 
     /// Reserves numbers of tables that a commit will write, and returns the first one.
@@ -626,12 +780,16 @@ impl Image {
         let prepared = batches.iter().flat_map(BatchRecord::prepared_tables);
         let used = self.description.tables.iter().chain(snapshots).chain(conflicts).chain(prepared);
         let used: HashSet<u64> = used.map(|table| table.number).collect();
+        let assignments = self.assignments.all();
+        let used_by_partitions: HashSet<u64> =
+            assignments.iter().flat_map(Assignment::table_numbers).collect();
         // The verification of an open batch may be writing tables.
         let being_written: HashSet<u64> = open().map(|batch| batch.number).collect();
         let is_written = |number| batch_of_table(number).is_some_and(|batch| being_written.contains(&batch));
         let mut numbers = self.files.list()?;
         numbers.retain(|number| {
-            !used.contains(number) && !is_written(*number) && !self.pinned.contains(*number)
+            let is_used = used.contains(number) || used_by_partitions.contains(number);
+            !is_used && !is_written(*number) && !self.pinned.contains(*number)
         });
         Ok(numbers)
     }
@@ -646,9 +804,8 @@ impl Image {
             // A damaged copy is replaced.
             _ => None,
         };
-        let mut batches = self.batches()?;
-        batches.retain(|batch| !batch.state.has_ended());
-        match copy.is_some_and(|copy| copy.is_of(&self.description, &batches, &self.limits)) {
+        let current = self.copy_with(&self.description, &[])?;
+        match copy.is_some_and(|copy| current.is_equal_to(&copy)) {
             true => Ok(()),
             false => self.write_copy(&self.description, &[]),
         }
@@ -668,7 +825,8 @@ impl Image {
         batches.extend(changed.iter().cloned());
         batches.retain(|batch| !batch.state.has_ended());
         batches.sort_by_key(|batch| batch.number);
-        Ok(ImageCopy { description: description.clone(), batches, limits: self.limits.clone() })
+        let (description, limits) = (description.clone(), self.limits.clone());
+        Ok(ImageCopy { description, batches, limits, assignments: self.assignments.all() })
     }
 
     /// Commits a new description together with other changes.
@@ -720,10 +878,18 @@ impl Entries for Image {
     const IS_SHARED: bool = true;
 
     fn get(&self, key: &Key) -> Result<Option<Entry>> {
+        if let Some(assignment) = self.assignments.of_key(key) {
+            let dir = assignment.partition.dir;
+            return match self.own_entry(key)? {
+                None => Err(Obstacle::AtOtherServer { dir }.error()),
+                entry => Ok(entry),
+            };
+        }
         self.value(key)?.map(|value| Entry::decode(&value)).transpose()
     }
 
     fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], Entry) -> bool) -> Result<()> {
+        self.check_undivided(dir)?;
         let start = Key::of_name(dir, after);
         let start = start.as_bytes();
         let stored = Stored::of_dir(&*self.store, dir, start);
@@ -733,6 +899,7 @@ impl Entries for Image {
     }
 
     fn apply(&mut self, changes: Vec<KeyChange>) -> Result<()> {
+        self.check_partitions(&changes)?;
         let usage = self.usage_of(&changes)?;
         self.check_limits(None, &usage)?;
         self.apply_counted(changes, &usage).map_err(of_file_system)

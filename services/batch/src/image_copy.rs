@@ -10,11 +10,15 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::batch::BatchRecord;
 use crate::entry::damaged;
 use crate::limits::Limits;
+use crate::partition::Assignment;
 use crate::stored::{Description, decode, encode};
 use crate::table_ref::TableRef;
 
 /// The first bytes of a copy, with the version of the format.
-const MAGIC: [u8; 16] = *b"QUELL IMAGE 2\0\0\0";
+const MAGIC: [u8; 16] = *b"QUELL IMAGE 3\0\0\0";
+/// The first bytes of a copy without assignments of partitions, which earlier versions of the
+/// program have written.
+const MAGIC_WITHOUT_ASSIGNMENTS: [u8; 16] = *b"QUELL IMAGE 2\0\0\0";
 /// The first bytes of a copy without limits, which earlier versions of the program have written.
 const MAGIC_WITHOUT_LIMITS: [u8; 16] = *b"QUELL IMAGE 1\0\0\0";
 
@@ -38,22 +42,26 @@ pub(crate) fn check_length_at_begin(bytes: usize) -> Result<()> {
     }
 }
 
-/// The description of an image, the records of its open batches, and the limits of its use.
+/// The description of an image, the records of its open batches, the limits of its use, and the
+/// assignments of partitions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageCopy {
     pub(crate) description: Description,
     pub(crate) batches: Vec<BatchRecord>,
     pub(crate) limits: Limits,
+    /// In the order of their numbers.
+    pub(crate) assignments: Vec<Assignment>,
 }
 
 impl ImageCopy {
-    /// Returns whether the copy has this description, these open batches and these limits. Its next
-    /// numbers may be less by a few that were assigned since.
-    pub(crate) fn is_of(&self, description: &Description, batches: &[BatchRecord], limits: &Limits) -> bool {
-        self.description.tables == description.tables
-            && self.batches == batches
-            && self.limits == *limits
-            && self.description.has_few_numbers_less_than(description)
+    /// Returns whether a copy has the same content as this one, which is current. Its next numbers
+    /// may be less by a few that were assigned since.
+    pub(crate) fn is_equal_to(&self, copy: &ImageCopy) -> bool {
+        copy.description.tables == self.description.tables
+            && copy.batches == self.batches
+            && copy.limits == self.limits
+            && copy.assignments == self.assignments
+            && copy.description.has_few_numbers_less_than(&self.description)
     }
 
     /// Returns the snapshots of the batches that have parts, by the numbers of the batches.
@@ -106,7 +114,11 @@ impl ImageCopy {
             MAGIC => decode(body)?,
             MAGIC_WITHOUT_LIMITS => {
                 let (description, batches) = decode(body)?;
-                ImageCopy { description, batches, limits: Limits::default() }
+                ImageCopy { description, batches, limits: Limits::default(), assignments: Vec::new() }
+            }
+            MAGIC_WITHOUT_ASSIGNMENTS => {
+                let (description, batches, limits) = decode(body)?;
+                ImageCopy { description, batches, limits, assignments: Vec::new() }
             }
             _ => return Err(broken()),
         };
@@ -143,7 +155,12 @@ mod tests {
         let part =
             |number| BatchRecord { number: batch.number + number, state: state.clone(), ..batch.clone() };
         let batches = std::iter::once(batch.clone()).chain((1..=parts).map(part)).collect();
-        ImageCopy { description: Description::new(7), batches, limits: Limits::default() }
+        ImageCopy {
+            description: Description::new(7),
+            batches,
+            limits: Limits::default(),
+            assignments: Vec::new(),
+        }
     }
 
     #[test]
@@ -170,6 +187,9 @@ mod tests {
         let earlier = with_header(MAGIC_WITHOUT_LIMITS, &body);
         assert_eq!(ImageCopy::decode(&earlier).unwrap(), copy);
         assert_eq!(ImageCopy::decode(&copy.encode_without_limits()).unwrap(), copy);
+        let body = encode(&(&copy.description, &copy.batches, &copy.limits));
+        let earlier = with_header(MAGIC_WITHOUT_ASSIGNMENTS, &body);
+        assert_eq!(ImageCopy::decode(&earlier).unwrap(), copy);
     }
 
     #[test]

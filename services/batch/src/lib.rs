@@ -16,6 +16,7 @@ mod commit;
 mod commit_locks;
 mod compaction;
 mod conflict_list;
+mod divided;
 mod entries;
 mod entry;
 mod files;
@@ -33,6 +34,9 @@ mod name_space;
 mod names;
 mod open_snapshots;
 mod operations;
+mod partition;
+mod partition_entries;
+mod partition_store;
 mod parts;
 mod permissions;
 mod pinned_tables;
@@ -68,6 +72,7 @@ pub use change::{DataChange, FileSize, InodeChange, XATTRS_BYTES_MAX, XattrChang
 pub use check::{Checked, Problem, ProblemKind, check_tables};
 pub use commit::{SubmittedChanges, SubmittedVisitor};
 pub use commit_locks::CommitGuard;
+pub use divided::{PartitionCounters, PartitionServers};
 pub use entries::{DirRequest, Entries, KeyChange};
 pub use entry::{
     ADOPTED_PATH_BYTES_MAX, AdoptedFile, Content, DEPTH_MAX, DataFile, Entry, FILES_OF_USERS, FIRST_INODE,
@@ -82,6 +87,9 @@ pub use memory::MemoryEntries;
 pub use name_space::NameSpace;
 pub use names::{FoundNode, Names, NewNode, Place, Removed, Renamed};
 pub use operations::OperationsWriter;
+pub use partition::{Assignment, NewAssignment, Obstacle, Partition, PartitionMap, Returned};
+pub use partition_entries::PartitionEntries;
+pub use partition_store::PartitionStore;
 pub use parts::NewPart;
 pub use primary::{AcceptedFile, DataFileVisitor, NewBatch, Primary};
 pub use private::{MEMORY_BYTES, NameVisitor, PrivateEntries};

@@ -109,6 +109,11 @@ impl NumberChange {
 }
 
 impl Limits {
+    /// Returns whether no limit is set.
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Limits::default()
+    }
+
     /// Returns the limits after a change.
     ///
     /// # Errors

@@ -1,11 +1,10 @@
 //! The primary server of a store: the master image, and the batches over it.
 
 use std::ops::Range;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use quell_kv::KeyValue;
-use quell_threads::{read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Kind, Result, Time};
 
 use crate::auxiliary::Auxiliary;
@@ -15,6 +14,7 @@ use crate::check::{Checked, Problem, check};
 use crate::commit::{Rules, SubmittedChanges, commit, ended, open_batch, open_parts, publish, roll_back};
 use crate::commit_locks::{CommitGuard, CommitLocks};
 use crate::conflict_list;
+use crate::divided::{MasterImage, PartitionCounters, PartitionServers};
 use crate::entries::Entries;
 use crate::entry::{AdoptedFile, Content, DEPTH_MAX, DataFile, Entry, Inode, ROOT, damaged};
 use crate::files::TableFiles;
@@ -25,6 +25,7 @@ use crate::merge::Merge;
 use crate::name_space::NameSpace;
 use crate::names::{Names, Place};
 use crate::open_snapshots::OpenSnapshots;
+use crate::partition::PartitionMap;
 use crate::parts::{NewPart, abort, abort_part, join};
 use crate::private::PrivateEntries;
 use crate::readable::{EntriesOf, ListedEntries, readable_entries};
@@ -45,7 +46,7 @@ const REASON_BYTES_MAX: usize = 1000;
 /// The primary server of a store.
 #[derive(Debug)]
 pub struct Primary {
-    image: Arc<RwLock<Names<Image>>>,
+    image: MasterImage,
     commits: CommitLocks,
     /// The snapshots that clients read by requests.
     snapshots: Box<OpenSnapshots>,
@@ -92,7 +93,7 @@ impl Primary {
     /// # Errors
     /// As for [`Image::open`].
     pub fn open(store: Arc<dyn KeyValue>, files: Arc<dyn TableFiles>) -> Result<Primary> {
-        let image = Arc::new(RwLock::new(Names(Image::open(store, files)?)));
+        let image = MasterImage::new(Image::open(store, files)?);
         let (commits, snapshots) = (CommitLocks::default(), Box::default());
         Ok(Primary { image, commits, snapshots, rules: Rules { clock: system_time, private_to: None } })
     }
@@ -109,16 +110,75 @@ impl Primary {
         Primary { rules: Rules { private_to: Some(owner), ..self.rules }, ..self }
     }
 
+    /// Sets the partition servers of the store. A directory is divided into partitions after
+    /// `creations` creations in it; 0: never. [`take_back_all`](Self::take_back_all) takes back the
+    /// partitions that an earlier process has assigned.
+    pub fn with_partition_servers(self, servers: Box<dyn PartitionServers>, creations: u64) -> Primary {
+        Primary { image: self.image.with_servers(servers, creations), ..self }
+    }
+
+    /// Returns the directories that have partitions.
+    pub fn divided_dirs(&self) -> Vec<u64> {
+        self.image.divided_dirs()
+    }
+
+    /// Takes back the partitions of a directory, without the changes of the servers that cannot
+    /// return them.
+    ///
+    /// # Errors
+    /// The errors of files.
+    pub fn give_up_partitions(&self, dir: u64) -> Result<()> {
+        self.image.give_up(dir)
+    }
+
+    /// Takes back the partitions of a directory.
+    ///
+    /// # Errors
+    /// The errors of partition servers and of files.
+    pub fn take_back(&self, dir: u64) -> Result<()> {
+        self.image.take_back(dir)
+    }
+
+    /// Takes back all partitions.
+    ///
+    /// # Errors
+    /// As for [`take_back`](Self::take_back).
+    pub fn take_back_all(&self) -> Result<()> {
+        self.image.take_back_all()
+    }
+
+    /// Waits until no directory is being divided, and no partitions are being taken back.
+    ///
+    /// # Errors
+    /// `Unavailable` if the store has no partition servers.
+    pub fn await_division(&self) -> Result<()> {
+        self.image.await_division()
+    }
+
+    /// Returns the servers of a directory if a partition server executes the operations on this
+    /// name.
+    ///
+    /// # Errors
+    /// The errors of reads.
+    pub fn servers_of(&self, dir: u64, name: &[u8]) -> Result<Option<PartitionMap>> {
+        self.image.servers_of(dir, name)
+    }
+
+    /// Returns the numbers of changes of partitions.
+    pub fn partition_counters(&self) -> PartitionCounters {
+        self.image.counters()
+    }
+
     /// Returns the master image, for synchronous operations.
     pub fn name_space(&self) -> Arc<dyn NameSpace> {
-        self.image.clone()
+        Arc::new(self.image.clone())
     }
 
     /// Returns the master image for a user whose client is not trusted. `stated` is the present
     /// time by the clock of the client, for a change of an inode.
     pub fn name_space_of(&self, caller: &BatchCaller, stated: Option<Time>) -> Arc<dyn NameSpace> {
         let reads = self.rules.reads_of(caller);
-        Arc::new(UserNames::new(self.image.clone(), caller.clone(), reads, stated))
+        Arc::new(UserNames::new(self.image.shared().clone(), caller.clone(), reads, stated))
     }
 
     /// Returns entries of the snapshot of an open batch that its user may read.
@@ -135,7 +195,7 @@ impl Primary {
         let snapshot = match self.snapshots.get(batch) {
             Some(snapshot) => snapshot,
             None => {
-                let names = read_lock(&self.image);
+                let names = self.image.read();
                 let snapshot = names.0.open_tables(&record.snapshot)?;
                 self.snapshots.insert(batch, snapshot.clone(), &names.0.batches()?);
                 snapshot
@@ -153,7 +213,7 @@ impl Primary {
     /// as for [`begin`](Self::begin).
     pub fn begin_of_user(&self, new: NewBatch) -> Result<BatchRecord> {
         const OPERATION: &str = "begin a batch";
-        let mut names = write_lock(&self.image);
+        let mut names = self.image.write_complete()?;
         check_changes_names(&names, &new.caller, new.subtree, OPERATION)?;
         let batches = names.0.batches()?;
         let of_user =
@@ -171,7 +231,7 @@ impl Primary {
     /// `Busy` if another open batch changes the subtree, a part of it, or a tree that contains it;
     /// `Stale` if the subtree does not exist; the errors of files and commits.
     pub fn begin(&self, new: NewBatch) -> Result<BatchRecord> {
-        begin(&mut write_lock(&self.image), new, INODES_OF_BATCH)
+        begin(&mut *self.image.write_complete()?, new, INODES_OF_BATCH)
     }
 
     /// Begins a batch that consists of parts, as [`begin`](Self::begin) does.
@@ -179,7 +239,7 @@ impl Primary {
     /// # Errors
     /// As for [`begin`](Self::begin).
     pub fn begin_for_parts(&self, new: NewBatch) -> Result<BatchRecord> {
-        begin(&mut write_lock(&self.image), new, 0)
+        begin(&mut *self.image.write_complete()?, new, 0)
     }
 
     /// Adds a part to an open batch that was begun for parts.
@@ -189,7 +249,7 @@ impl Primary {
     /// parts; `PermissionDenied` if it belongs to another user; `NoSpace` if it has too many parts;
     /// the errors of files and commits.
     pub fn join(&self, new: NewPart) -> Result<BatchRecord> {
-        join(&mut write_lock(&self.image).0, new, INODES_OF_BATCH)
+        join(&mut self.image.write().0, new, INODES_OF_BATCH)
     }
 
     /// Returns the parts of a batch that were not discarded or committed, in the order in which
@@ -198,7 +258,7 @@ impl Primary {
     /// # Errors
     /// `Damaged`; the errors of reads.
     pub fn open_parts(&self, number: u64) -> Result<Vec<BatchRecord>> {
-        open_parts(&read_lock(&self.image).0, number)
+        open_parts(&self.image.read().0, number)
     }
 
     /// Returns the private name space of a batch, whose tables are in `files`. Only one process at
@@ -213,7 +273,7 @@ impl Primary {
         files: Arc<dyn TableFiles>,
         memory_bytes: usize,
     ) -> Result<Names<PrivateEntries>> {
-        let names = read_lock(&self.image);
+        let names = self.image.read();
         let snapshot = names.0.open_tables(&record.snapshot)?;
         let cache = names.0.cache().clone();
         Ok(Names(PrivateEntries::new(snapshot, record.inodes.clone(), files, cache, memory_bytes)))
@@ -230,7 +290,7 @@ impl Primary {
         certificate: &Certificate,
         files: &dyn TableFiles,
     ) -> Result<Vec<Arc<Table>>> {
-        let names = read_lock(&self.image);
+        let names = self.image.read();
         let snapshot = names.0.open_tables(&record.snapshot)?;
         let reads = self.rules.reads_of(&record.caller);
         open_submitted(record, reads, certificate, &snapshot, files, names.0.cache())
@@ -321,7 +381,7 @@ impl Primary {
     /// `InvalidInput` if it is neither prepared nor committed; the errors of files and commits.
     /// Then the batch is still prepared.
     pub fn publish(&self, guard: &CommitGuard<'_>, marker: &str) -> Result<BatchRecord> {
-        publish(&mut write_lock(&self.image).0, guard.batch(), marker)
+        publish(&mut self.image.write_complete()?.0, guard.batch(), marker)
     }
 
     /// Makes a prepared batch an open one again. It must be impossible that the transaction of its
@@ -330,7 +390,7 @@ impl Primary {
     /// # Errors
     /// As for [`publish`](Self::publish); `InvalidInput` if the batch is neither prepared nor open.
     pub fn roll_back(&self, guard: &CommitGuard<'_>, marker: &str) -> Result<BatchRecord> {
-        roll_back(&mut write_lock(&self.image).0, guard.batch(), marker)
+        roll_back(&mut self.image.write().0, guard.batch(), marker)
     }
 
     /// Marks a batch as submitted: it is to be committed before the image is used the next time.
@@ -339,7 +399,8 @@ impl Primary {
     /// # Errors
     /// As for [`abort`](Self::abort).
     pub fn submit(&self, number: u64) -> Result<BatchRecord> {
-        let mut names = write_lock(&self.image);
+        // From now on, operations wait for the commit, also those of partition servers.
+        let mut names = self.image.write_complete()?;
         let open = open_batch(&names.0, number)?;
         if let BatchState::Submitted { .. } = open.state {
             return Ok(open);
@@ -357,7 +418,7 @@ impl Primary {
     /// # Errors
     /// `Damaged`; the errors of reads.
     pub fn submitted(&self) -> Result<Vec<u64>> {
-        let submitted = submitted_in_order(&read_lock(&self.image).0)?;
+        let submitted = submitted_in_order(&self.image.read().0)?;
         Ok(submitted.into_iter().map(|(_, number)| number).collect())
     }
 
@@ -367,7 +428,7 @@ impl Primary {
     /// # Errors
     /// As for [`abort`](Self::abort).
     pub fn refuse(&self, number: u64, reason: &str) -> Result<()> {
-        let mut names = write_lock(&self.image);
+        let mut names = self.image.write();
         let open = open_batch(&names.0, number)?;
         let mut reason = reason.to_owned();
         while reason.len() > REASON_BYTES_MAX {
@@ -383,7 +444,7 @@ impl Primary {
     /// errors of files and of `visit`.
     pub fn conflicts(&self, number: u64, visit: &mut dyn FnMut(Conflict) -> Result<()>) -> Result<()> {
         let (list, files, _pins) = {
-            let names = read_lock(&self.image);
+            let names = self.image.read();
             let list = conflicts_of(&names.0, number)?.1;
             let pins = names.0.pin_tables(list.tables.iter().map(|table| table.number));
             (list, names.0.files().clone(), pins)
@@ -402,7 +463,7 @@ impl Primary {
         is_resolved: &mut dyn FnMut(&Conflict) -> bool,
     ) -> Result<()> {
         let (record, list, files) = {
-            let names = read_lock(&self.image);
+            let names = self.image.read();
             let (record, list) = conflicts_of(&names.0, guard.batch())?;
             (record, list, names.0.files().clone())
         };
@@ -417,7 +478,7 @@ impl Primary {
                 return Ok(());
             }
             if writer.is_none() {
-                let mut names = write_lock(&self.image);
+                let mut names = self.image.write();
                 let number = names.0.reserve_tables(1)?;
                 let pin = names.0.pin_tables([number]);
                 drop(names);
@@ -435,7 +496,7 @@ impl Primary {
             pin = Some(pinned);
         }
         let state = BatchState::Committed { entries, conflicts: left };
-        let mut names = write_lock(&self.image);
+        let mut names = self.image.write();
         names.0.put_batch(&BatchRecord { state, ..record })?;
         drop(pin); // the record refers to the table
         let unused = list.tables.iter().filter(|table| !names.0.is_pinned(table.number));
@@ -451,7 +512,7 @@ impl Primary {
     /// # Errors
     /// As for [`commit`](Self::commit); `InvalidInput` also for a part of a submitted batch.
     pub fn abort(&self, number: u64) -> Result<BatchRecord> {
-        let mut names = write_lock(&self.image);
+        let mut names = self.image.write();
         match names.0.batch(number)? {
             Some(part) if part.part_of().is_some() => abort_part(&mut names.0, part),
             _ => abort(&mut names.0, number),
@@ -461,7 +522,7 @@ impl Primary {
     /// Returns the use and the limit of the store, the common limit of users, and then, for each
     /// user with a use or an own limit, both of them, in the order of the users.
     pub fn quotas(&self) -> Vec<Quota> {
-        read_lock(&self.image).0.quotas()
+        self.image.read().0.quotas()
     }
 
     /// Changes a limit of the use. A limit below the present use refuses increases only.
@@ -470,7 +531,7 @@ impl Primary {
     /// `InvalidInput` for a limit of root, and if too many users have limits of their own; the
     /// errors of files and commits. Then the limits are as before.
     pub fn set_limit(&self, subject: QuotaSubject, change: LimitChange) -> Result<()> {
-        write_lock(&self.image).0.set_limit(subject, change)
+        self.image.write_complete()?.0.set_limit(subject, change)
     }
 
     /// Returns the record of a batch.
@@ -478,7 +539,7 @@ impl Primary {
     /// # Errors
     /// `NotFound`; `Damaged`; the errors of reads.
     pub fn batch(&self, number: u64) -> Result<BatchRecord> {
-        let found = read_lock(&self.image).0.batch(number)?;
+        let found = self.image.read().0.batch(number)?;
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, "find batch", number.to_string()))
     }
 
@@ -488,7 +549,7 @@ impl Primary {
     /// `NotFound` if there is no open batch of this number; `InvalidInput` if the batch has parts;
     /// `Damaged`; the errors of reads.
     pub fn watchable_batch(&self, number: u64) -> Result<BatchRecord> {
-        watchable(read_lock(&self.image).0.batch(number)?, number)
+        watchable(self.image.read().0.batch(number)?, number)
     }
 
     /// Returns the records of all batches, in the order in which they began.
@@ -496,7 +557,7 @@ impl Primary {
     /// # Errors
     /// `Damaged`; the errors of reads.
     pub fn batches(&self) -> Result<Vec<BatchRecord>> {
-        read_lock(&self.image).0.batches()
+        self.image.read().0.batches()
     }
 
     /// Returns the snapshots of the open batches, in the order in which they began.
@@ -505,7 +566,7 @@ impl Primary {
     /// `Damaged`; the errors of reads.
     pub fn snapshots(&self) -> Result<Vec<SnapshotSummary>> {
         let (image, batches, files) = {
-            let names = read_lock(&self.image);
+            let names = self.image.read();
             (names.0.tables().to_vec(), names.0.batches()?, names.0.files().clone())
         };
         summaries(&image, &batches, &*files)
@@ -517,7 +578,7 @@ impl Primary {
     /// # Errors
     /// `Damaged` if a table cannot be read; the errors of files and commits.
     pub fn check(&self, repairs: bool, report: &mut dyn FnMut(&Problem)) -> Result<Checked> {
-        check(&mut write_lock(&self.image).0, repairs, report)
+        check(&mut self.image.write_complete()?.0, repairs, report)
     }
 
     /// Passes each data file to which the image or the snapshot of an open batch refers to `visit`,
@@ -526,7 +587,7 @@ impl Primary {
     /// # Errors
     /// `Damaged`; the errors of reads.
     pub fn data_files(&self, visit: &mut DataFileVisitor<'_>) -> Result<()> {
-        let names = read_lock(&self.image);
+        let names = self.image.write_complete()?;
         visit_data_files(names.0.entries()?, visit)?;
         for batch in names.0.batches()? {
             // A part has the snapshot of its batch.
@@ -544,7 +605,7 @@ impl Primary {
     /// # Errors
     /// `Damaged`; the errors of reads.
     pub fn adopted_files(&self, after: &[u8], max: usize) -> Result<Vec<(Key, AdoptedFile)>> {
-        let names = read_lock(&self.image);
+        let names = self.image.write_complete()?;
         let mut entries = names.0.entries_after(after)?;
         let mut found = Vec::new();
         while found.len() < max
@@ -569,7 +630,7 @@ impl Primary {
     pub fn accept_adopted(&self, key: &Key, before: &AdoptedFile, accepted: AcceptedFile) -> Result<()> {
         const SET_ID: u32 = 0o6000;
         let AcceptedFile { file: present, mode, uid, gid } = accepted;
-        let mut names = write_lock(&self.image);
+        let mut names = self.image.write_complete()?;
         let Some(Entry::Inode(mut inode)) = names.0.get(key)? else { return Ok(()) };
         if !matches!(&inode.content, Content::Adopted(file) if **file == *before) {
             return Ok(());
@@ -590,12 +651,12 @@ impl Primary {
     /// # Errors
     /// The errors of files.
     pub fn unused_tables(&self) -> Result<Vec<u64>> {
-        read_lock(&self.image).0.unused_tables()
+        self.image.read().0.unused_tables()
     }
 
     /// Returns the random number of the store.
     pub fn store_number(&self) -> u128 {
-        read_lock(&self.image).0.store_number()
+        self.image.read().0.store_number()
     }
 }
 

@@ -10,6 +10,7 @@ use crate::change::{DataChange, InodeChange};
 use crate::entry::{Content, INLINE_BYTES_MAX, Inode, Timestamp};
 use crate::limits::{LimitChange, Quota, QuotaSubject};
 use crate::names::{FoundNode, NewNode, Place, Removed, Renamed};
+use crate::partition::{NewAssignment, PartitionMap, Returned};
 use crate::readable::{EntriesOf, ListedEntries};
 use crate::snapshots::SnapshotSummary;
 use crate::task::VerificationTask;
@@ -17,7 +18,7 @@ use crate::verdict::VERDICT_BYTES_MAX;
 
 /// The version of the protocol, and of the rules of the verification: an auxiliary server must not
 /// verify the batches of a primary server that has other rules.
-pub const PROTOCOL: u32 = 6;
+pub const PROTOCOL: u32 = 7;
 /// The largest length of the target of a symbolic link on Linux, in bytes.
 const TARGET_BYTES_MAX: usize = 4095;
 /// The largest length of the name of a batch, in bytes.
@@ -74,6 +75,12 @@ pub enum Request {
     Resolve { batch: u64, paths: Option<Vec<Bytes>>, resolution: Resolution },
     Record { batch: u64 },
     Entries { batch: u64, dir: u64, of: EntriesOf },
+    TakeBack { dir: u64 },
+    AwaitDivision,
+    Assign(Box<NewAssignment>),
+    GiveBack { number: u64 },
+    Forget { number: u64 },
+    Touched { dir: u64 },
 }
 
 /// The end of a verification by an auxiliary server.
@@ -189,6 +196,15 @@ pub enum Reply {
     Resolved(Resolved),
     /// Entries of the snapshot of a batch.
     Entries(ListedEntries),
+    /// The servers of a directory: a partition server executes the request.
+    Partitions(PartitionMap),
+    /// The partition server does not have the partition of the name.
+    NotAssigned,
+    /// The partition server cannot execute the request, which concerns more than one partition.
+    NeedsPrimary,
+    Returned(Returned),
+    /// The time of the last change of the names of a directory by a partition server.
+    Touched(Option<Timestamp>),
 }
 
 /// A name of a directory.
@@ -239,7 +255,13 @@ impl Request {
             | Request::Quota
             | Request::SetLimit { .. }
             | Request::Record { .. }
+            | Request::TakeBack { .. }
+            | Request::AwaitDivision
+            | Request::GiveBack { .. }
+            | Request::Forget { .. }
+            | Request::Touched { .. }
             | Request::AuxiliaryServers => true,
+            Request::Assign(new) => new.is_valid(),
             // The name space returns the error for a name that is too long.
             Request::Lookup { .. } | Request::Remove { .. } | Request::RemoveDir { .. } => true,
             Request::Find { place, .. } | Request::Link { place, .. } => is_place(place),
@@ -281,6 +303,21 @@ impl Request {
         }
     }
 
+    /// Returns the directory and the name of an operation on one name, which a partition server can
+    /// execute.
+    pub fn partition_name(&self) -> Option<(u64, &[u8])> {
+        match self {
+            Request::Lookup { dir, name }
+            | Request::Remove { dir, name, .. }
+            | Request::Create { dir, name, node: NewNode::File | NewNode::Symlink(_), .. } => {
+                Some((*dir, &name.0))
+            }
+            Request::Find { place: Place::Name { dir, name }, .. }
+            | Request::Change { place: Place::Name { dir, name }, .. } => Some((*dir, name)),
+            _ => None,
+        }
+    }
+
     /// Sets the time of a change, which the client has taken from its own clock.
     pub fn set_time(&mut self, time: Timestamp) {
         match self {
@@ -317,6 +354,12 @@ impl Request {
             | Request::Resolve { .. }
             | Request::Record { .. }
             | Request::Entries { .. }
+            | Request::TakeBack { .. }
+            | Request::AwaitDivision
+            | Request::Assign(_)
+            | Request::GiveBack { .. }
+            | Request::Forget { .. }
+            | Request::Touched { .. }
             | Request::RollBack { .. } => {}
         }
     }
@@ -346,6 +389,12 @@ impl Request {
             | Request::SetLimit { .. }
             | Request::Record { .. }
             | Request::Entries { .. }
+            | Request::TakeBack { .. }
+            | Request::AwaitDivision
+            | Request::Assign(_)
+            | Request::GiveBack { .. }
+            | Request::Forget { .. }
+            | Request::Touched { .. }
             | Request::RollBack { .. } => true,
             Request::Create { .. }
             | Request::Link { .. }

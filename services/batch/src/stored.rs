@@ -13,6 +13,7 @@ use crate::entry::{Entry, FIRST_INODE, damaged};
 use crate::key::split;
 use crate::limits::Limits;
 use crate::merge::Source;
+use crate::partition::Assignment;
 use crate::table_ref::TableRef;
 use crate::usage::{Usage, UsageChanges, UsageOfUsers};
 
@@ -30,6 +31,8 @@ const USAGE_IS_COUNTED: &[u8] = b"c";
 const PREPARED_USAGE: u8 = b'd';
 /// The key of the limits in the key-value store.
 const LIMITS: &[u8] = b"l";
+/// The first byte of the keys of the assignments of partitions.
+const ASSIGNMENT: u8 = b'p';
 /// The version of the format of the key-value store.
 const VERSION: u32 = 1;
 /// The number of entries of a list that are read from the key-value store at a time.
@@ -190,6 +193,32 @@ pub(crate) fn read_batches(store: &dyn KeyValue) -> Result<Vec<BatchRecord>> {
         true
     })?;
     records.into_iter().collect()
+}
+
+/// Adds an assignment of partitions to a commit.
+pub(crate) fn put_assignment(commit: &mut Commit, assignment: &Assignment) {
+    commit.put(&assignment_key(assignment.number), &encode(assignment));
+}
+
+/// Removes an assignment of partitions with a commit.
+pub(crate) fn delete_assignment(commit: &mut Commit, number: u64) {
+    commit.delete(&assignment_key(number));
+}
+
+/// Returns the assignments of partitions, in the order of their numbers.
+pub(crate) fn read_assignments(store: &dyn KeyValue) -> Result<Vec<Assignment>> {
+    let mut assignments = Vec::new();
+    store.scan(&KeyRange::prefix(&[ASSIGNMENT]), &mut |_, value| {
+        assignments.push(decode(value));
+        true
+    })?;
+    assignments.into_iter().collect()
+}
+
+fn assignment_key(number: u64) -> [u8; 9] {
+    let mut key = [ASSIGNMENT; 9];
+    key[1..].copy_from_slice(&number.to_be_bytes());
+    key
 }
 
 /// Returns the use of each user, or `None` if it is not counted yet.

@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use quell_batch::{BatchFs, BatchStore, StoreAccess};
-use quell_batch_server::{Server, ServerOptions};
+use quell_batch::{BatchFs, BatchStore, ServedPartitions, StoreAccess};
+use quell_batch_server::{PartitionServer, Server, ServerOptions};
 use quell_batch_service::{Reply, Request};
 use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, Role};
 use quell_vfs::{Error, NewEntry, Time};
@@ -21,7 +21,7 @@ pub const NEW: NewEntry = NewEntry { permissions: 0o755, uid: 1000, gid: 1000 };
 fn listen_tcp(server: &Server, address: SocketAddr) -> SocketAddr {
     let end = Instant::now() + LONG;
     loop {
-        match server.listen_tcp(address) {
+        match server.listener().listen_tcp(address) {
             Err(error) if is_in_use(&error) && Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -41,8 +41,24 @@ pub struct Served {
     server: Option<Server>,
     address: Option<SocketAddr>,
     options: ServerOptions,
+    /// The number of creations after which a directory is divided; 0: never.
+    creations: u64,
     path: PathBuf,
     directory: tempfile::TempDir,
+}
+
+/// Starts a partition server, which has no Unix socket if `is_tcp` is set.
+pub fn partition_server(store: &Path, is_tcp: bool) -> PartitionServer {
+    let options = ServerOptions { has_key: is_tcp, ..ServerOptions::default() };
+    let partitions = ServedPartitions::open_free(store).unwrap();
+    let server = PartitionServer::start(partitions, &options).unwrap();
+    if is_tcp {
+        let address = server.listener().listen_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+        server.listener().publish(&address.to_string()).unwrap();
+    } else {
+        server.listener().listen_unix().unwrap();
+    }
+    server
 }
 
 impl Served {
@@ -65,13 +81,22 @@ impl Served {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
         create(&path).unwrap();
-        let mut served = Served { server: None, address: None, options, path, directory };
+        let mut served = Served { server: None, address: None, options, creations: 0, path, directory };
         served.begin(is_tcp);
         served
     }
 
+    /// Starts a server as [`start`](Self::start) does, which divides directories after this number
+    /// of creations.
+    pub fn start_dividing(is_tcp: bool, creations: u64) -> Served {
+        let mut served = Served::start(is_tcp);
+        served.creations = creations;
+        served.restart(is_tcp);
+        served
+    }
+
     fn begin(&mut self, is_tcp: bool) {
-        let store = BatchStore::open(&self.path, LONG).unwrap();
+        let store = BatchStore::open_dividing(&self.path, LONG, self.creations).unwrap();
         let options = ServerOptions { has_key: is_tcp, ..self.options.clone() };
         let server = Server::start(store, &options).unwrap();
         if is_tcp {
@@ -79,10 +104,10 @@ impl Served {
             // s.
             let address = self.address.unwrap_or_else(|| "127.0.0.1:0".parse().unwrap());
             let address = listen_tcp(&server, address);
-            server.publish(&address.to_string()).unwrap();
+            server.listener().publish(&address.to_string()).unwrap();
             self.address = Some(address);
         } else {
-            server.listen_unix().unwrap();
+            server.listener().listen_unix().unwrap();
         }
         self.server = Some(server);
     }

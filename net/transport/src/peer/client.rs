@@ -11,7 +11,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::handler::{Handler, Reply, Request};
 use super::network::{connect, drain, end_calls, random_number};
-use super::peer_state::{CollectedPeers, Peer, PeerCounters};
+use super::peer_state::{CollectedPeers, Peer, PeerCounters, without_collection};
 use super::server::settings;
 use super::settings::{MemberId, PoolKey, Protection, Role, SERVER, Settings};
 use super::stream::Endpoint;
@@ -130,6 +130,12 @@ impl Client {
     /// [`Transport::call`](super::Transport::call).
     pub fn call(&self, request: Vec<u8>, reply_bytes_max: u32, deadline: Instant, done: Done) {
         self.server.call(Arc::new(request), reply_bytes_max, deadline, done);
+    }
+
+    /// Sends a request as [`call`](Self::call) does, for a thread that waits for the result. It is
+    /// not collected: a thread that collects its sends could not send it while it waits.
+    pub fn call_at_once(&self, request: Vec<u8>, reply_bytes_max: u32, deadline: Instant, done: Done) {
+        without_collection(|| self.call(request, reply_bytes_max, deadline, done));
     }
 
     /// Collects the requests of the calling thread: see

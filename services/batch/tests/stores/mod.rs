@@ -37,6 +37,8 @@ pub fn proof_form() -> ProofForm {
 /// A store in memory and a temporary directory, with its primary server.
 pub struct Fixture {
     pub primary: Primary,
+    /// The key-value store of the primary server.
+    pub store: Arc<MemoryStore>,
     pub directory: tempfile::TempDir,
     /// The memory of the private name spaces, in bytes.
     pub memory_bytes: usize,
@@ -58,7 +60,8 @@ impl Fixture {
         Image::create(&*store, 7, NEW, NOW).unwrap();
         let files = Arc::new(tables(&directory.path().join("image")));
         Fixture {
-            primary: Primary::open(store, files).unwrap(),
+            primary: Primary::open(store.clone(), files).unwrap(),
+            store,
             directory,
             memory_bytes: MEMORY_BYTES,
             form: proof_form(),
@@ -81,7 +84,8 @@ impl Fixture {
         let next = FIRST_INODE + inodes.len() as u64;
         Image::create_with(&*store, 7, initial.finish(next).unwrap()).unwrap();
         Fixture {
-            primary: Primary::open(store, files).unwrap(),
+            primary: Primary::open(store.clone(), files).unwrap(),
+            store,
             directory,
             memory_bytes: MEMORY_BYTES,
             form: proof_form(),

@@ -1,0 +1,175 @@
+//! The partition servers of a store, as its primary server uses them: over connections, or, if the
+//! process of a server has ended, through its files.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use quell_batch_service::{
+    Assignment, NewAssignment, Obstacle, PartitionServers, Reply, Request, Returned, Timestamp,
+};
+use quell_threads::lock;
+use quell_transport::peer::was_not_executed;
+use quell_vfs::{Error, ErrorKind, Result};
+
+use crate::partition_server::ServedPartitions;
+use crate::remote::Remote;
+use crate::store_dir::{RETRY, StoreDir};
+
+/// The time for which a server that has its files open, and cannot be reached, is awaited.
+const REACH_LIMIT: Duration = Duration::from_secs(60);
+
+/// The end of a call.
+pub(crate) enum Called {
+    Reply(Reply),
+    /// The server could not be reached.
+    Unreachable {
+        error: Error,
+        may_be_executed: bool,
+    },
+}
+
+/// The connections to the partition servers of a store.
+pub(crate) struct Connections {
+    dir: StoreDir,
+    servers: Mutex<HashMap<u32, Arc<Remote>>>,
+}
+
+impl Connections {
+    pub(crate) fn new(dir: StoreDir) -> Connections {
+        Connections { dir, servers: Mutex::default() }
+    }
+
+    /// Returns the connection to a server.
+    fn get(&self, server: u32) -> Result<Arc<Remote>> {
+        if let Some(known) = lock(&self.servers).get(&server) {
+            return Ok(known.clone());
+        }
+        let connected = Arc::new(Remote::connect_to_partitions(self.dir.partition_dir(server)?)?);
+        Ok(lock(&self.servers).entry(server).or_insert(connected).clone())
+    }
+
+    /// Sends a request to a server.
+    ///
+    /// # Errors
+    /// The errors that the server returns.
+    pub(crate) fn call(&self, server: u32, request: &Request) -> Result<Called> {
+        let remote = match self.get(server) {
+            Err(error) => return Ok(Called::Unreachable { error, may_be_executed: false }),
+            Ok(remote) => remote,
+        };
+        match remote.call_once(request) {
+            Err(error) if error.kind == ErrorKind::Unavailable => {
+                let removed = lock(&self.servers).remove(&server);
+                // The connection takes a moment to end, so it ends without the lock.
+                drop(removed);
+                let may_be_executed = !was_not_executed(&error);
+                Ok(Called::Unreachable { error, may_be_executed })
+            }
+            reply => reply.map(Called::Reply),
+        }
+    }
+}
+
+/// A partition server of a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PartitionServerSummary {
+    /// The number of the server.
+    pub number: u32,
+    /// The counters of its process: `assignments`, `requests` and `failed`. `None` if it cannot be
+    /// reached.
+    pub counters: Option<Vec<(String, u64)>>,
+}
+
+/// Returns the partition servers of a store.
+pub(crate) fn summaries(dir: StoreDir) -> Result<Vec<PartitionServerSummary>> {
+    let servers = dir.partition_servers()?;
+    let connections = Connections::new(dir);
+    let summary = |number| {
+        let counters = match connections.call(number, &Request::Counters)? {
+            Called::Reply(Reply::Counters(counters)) => Some(counters),
+            Called::Reply(_) | Called::Unreachable { .. } => None,
+        };
+        Ok(PartitionServerSummary { number, counters })
+    };
+    servers.into_iter().map(summary).collect()
+}
+
+/// The partition servers of a store.
+pub(crate) struct StorePartitions(Connections);
+
+impl StorePartitions {
+    pub(crate) fn new(dir: StoreDir) -> StorePartitions {
+        StorePartitions(Connections::new(dir))
+    }
+
+    /// Executes a request in the process of a server, or on its files if it has ended.
+    fn call_or_open(&self, server: u32, request: &Request) -> Result<Reply> {
+        let end = Instant::now() + REACH_LIMIT;
+        loop {
+            if let Called::Reply(reply) = self.0.call(server, request)? {
+                return Ok(reply);
+            }
+            match ServedPartitions::open(&self.0.dir, server) {
+                // The process has just started, or runs on a node that cannot be reached.
+                Err(error) if error.kind == ErrorKind::Busy && Instant::now() < end => {
+                    std::thread::sleep(RETRY)
+                }
+                opened => return opened?.perform(request.clone()),
+            }
+        }
+    }
+
+    /// Executes a request in the process of a server.
+    fn call(&self, server: u32, request: &Request) -> Result<Reply> {
+        match self.0.call(server, request)? {
+            Called::Reply(reply) => Ok(reply),
+            Called::Unreachable { error, .. } => Err(error),
+        }
+    }
+
+    fn unexpected(&self) -> Error {
+        let source = Some("the reply of a partition server does not belong to the request".into());
+        Error { source, ..Error::new(ErrorKind::Damaged, "use the partitions of", self.0.dir.subject()) }
+    }
+}
+
+impl PartitionServers for StorePartitions {
+    fn available(&self) -> Result<Vec<u32>> {
+        let mut servers = self.0.dir.partition_servers()?;
+        servers.retain(|server| self.call(*server, &Request::Counters).is_ok());
+        Ok(servers)
+    }
+
+    fn assign(&self, new: &NewAssignment) -> Result<()> {
+        match self.call(new.assignment.server, &Request::Assign(Box::new(new.clone())))? {
+            Reply::Done => Ok(()),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn give_back(&self, assignment: &Assignment) -> Result<Returned> {
+        match self.call_or_open(assignment.server, &Request::GiveBack { number: assignment.number })? {
+            Reply::Returned(returned) => Ok(returned),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn forget(&self, assignment: &Assignment) -> Result<()> {
+        match self.call_or_open(assignment.server, &Request::Forget { number: assignment.number })? {
+            Reply::Done => Ok(()),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn touched(&self, server: u32, dir: u64) -> Result<Option<Timestamp>> {
+        match self.call(server, &Request::Touched { dir })? {
+            Reply::Touched(touched) => Ok(touched),
+            Reply::NotAssigned => Err(Error {
+                source: Some(Box::new(Obstacle::NotAssigned)),
+                ..Error::new(ErrorKind::Busy, "use the partitions of", self.0.dir.subject())
+            }),
+            _ => Err(self.unexpected()),
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! The master image of a primary server that can assign partitions of large directories to
+//! partition servers.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use quell_threads::{lock, read_lock, write_lock};
+use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time};
+
+use crate::change::InodeChange;
+use crate::entries::Entries;
+use crate::entry::{Inode, Timestamp};
+use crate::image::Image;
+use crate::limits::Quota;
+use crate::name_space::NameSpace;
+use crate::names::{FoundNode, Names, NewNode, Place, Removed, Renamed};
+use crate::partition::{Assignment, DEPTH_MAX, NewAssignment, Obstacle, Partition, PartitionMap, Returned};
+
+/// The largest number of directories whose creations are counted.
+const COUNTED_DIRS_MAX: usize = 4096;
+/// An operation is begun again this many times if a directory is divided again each time.
+const REPETITIONS: usize = 100;
+
+/// The partition servers of a store. A call executes the operation in the server, or, if its
+/// process has ended, on the files of the server.
+pub trait PartitionServers: Send + Sync {
+    /// Returns the numbers of the servers that accept assignments.
+    ///
+    /// # Errors
+    /// The errors of files.
+    fn available(&self) -> Result<Vec<u32>>;
+
+    /// Gives an assignment to its server.
+    ///
+    /// # Errors
+    /// `Stale` if it was taken back before; the errors of the server.
+    fn assign(&self, new: &NewAssignment) -> Result<()>;
+
+    /// Ends an assignment, and returns the changes of its partitions.
+    ///
+    /// # Errors
+    /// The errors of the server.
+    fn give_back(&self, assignment: &Assignment) -> Result<Returned>;
+
+    /// Removes the files of an assignment that has ended.
+    ///
+    /// # Errors
+    /// The errors of the server.
+    fn forget(&self, assignment: &Assignment) -> Result<()>;
+
+    /// Returns the time of the last change of the names of a directory by a server.
+    ///
+    /// # Errors
+    /// [`Obstacle::NotAssigned`] if the server has no partition of it; the errors of the server.
+    fn touched(&self, server: u32, dir: u64) -> Result<Option<Timestamp>>;
+}
+
+/// The numbers of changes of partitions since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PartitionCounters {
+    /// Directories that were divided, each time they were divided further.
+    pub divided: u64,
+    /// Directories whose partitions were taken back.
+    pub taken_back: u64,
+    /// Divisions that have failed.
+    pub failed: u64,
+}
+
+/// The master image of a store.
+#[derive(Clone)]
+pub(crate) struct MasterImage {
+    names: Arc<RwLock<Names<Image>>>,
+    division: Option<Arc<Division>>,
+}
+
+/// The division of directories into partitions.
+struct Division {
+    servers: Box<dyn PartitionServers>,
+    /// The number of creations in a directory after which it is divided. 0: never.
+    creations: u64,
+    /// Held while directories are divided or their partitions taken back.
+    changing: Mutex<()>,
+    /// The creations in each directory since it was divided or not divided any more.
+    created: Mutex<HashMap<u64, u64>>,
+    divided: AtomicU64,
+    taken_back: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl std::fmt::Debug for MasterImage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MasterImage").finish_non_exhaustive()
+    }
+}
+
+impl MasterImage {
+    pub(crate) fn new(image: Image) -> MasterImage {
+        MasterImage { names: Arc::new(RwLock::new(Names(image))), division: None }
+    }
+
+    /// Sets the partition servers. A directory is divided after `creations` creations in it; 0:
+    /// never.
+    pub(crate) fn with_servers(self, servers: Box<dyn PartitionServers>, creations: u64) -> MasterImage {
+        let division = Division {
+            servers,
+            creations,
+            changing: Mutex::default(),
+            created: Mutex::default(),
+            divided: AtomicU64::new(0),
+            taken_back: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+        };
+        MasterImage { division: Some(Arc::new(division)), ..self }
+    }
+
+    /// Returns the image as it is shared with name spaces of users.
+    pub(crate) fn shared(&self) -> &Arc<RwLock<Names<Image>>> {
+        &self.names
+    }
+
+    /// Locks the image for reading. It may lack the changes of partitions.
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Names<Image>> {
+        read_lock(&self.names)
+    }
+
+    /// Locks the image. It may lack the changes of partitions.
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Names<Image>> {
+        write_lock(&self.names)
+    }
+
+    /// Takes back all partitions, and locks the complete image.
+    ///
+    /// # Errors
+    /// The errors of partition servers and of files.
+    pub(crate) fn write_complete(&self) -> Result<RwLockWriteGuard<'_, Names<Image>>> {
+        for _ in 0..REPETITIONS {
+            let names = self.write();
+            if names.0.assignments().is_empty() {
+                return Ok(names);
+            }
+            drop(names);
+            self.take_back_all()?;
+        }
+        Err(divided_again())
+    }
+
+    /// Takes back all partitions.
+    ///
+    /// # Errors
+    /// As for [`write_complete`](Self::write_complete).
+    pub(crate) fn take_back_all(&self) -> Result<()> {
+        self.divided_dirs().into_iter().try_for_each(|dir| self.take_back(dir))
+    }
+
+    /// Returns the directories that have partitions.
+    pub(crate) fn divided_dirs(&self) -> Vec<u64> {
+        let names = self.read();
+        let dirs: BTreeSet<u64> = names.0.assignments().all().iter().map(|of| of.partition.dir).collect();
+        dirs.into_iter().collect()
+    }
+
+    /// Takes back the partitions of a directory, without the changes of the servers that cannot
+    /// return them.
+    ///
+    /// # Errors
+    /// The errors of files.
+    pub(crate) fn give_up(&self, dir: u64) -> Result<()> {
+        let division = self.division()?;
+        let _one = lock(&division.changing);
+        let assignments = self.read().0.assignments().of_dir(dir).to_vec();
+        for assignment in &assignments {
+            let returned = division.servers.give_back(assignment).unwrap_or_default();
+            self.write().0.take_back(assignment, &returned)?;
+        }
+        Ok(())
+    }
+
+    /// Takes back the partitions of a directory.
+    ///
+    /// # Errors
+    /// As for [`write_complete`](Self::write_complete).
+    pub(crate) fn take_back(&self, dir: u64) -> Result<()> {
+        let division = self.division()?;
+        let _one = lock(&division.changing);
+        self.take_back_of(division, dir)
+    }
+
+    /// Waits until no directory is being divided, and no partitions are being taken back.
+    ///
+    /// # Errors
+    /// `Unavailable` if the image has no partition servers.
+    pub(crate) fn await_division(&self) -> Result<()> {
+        drop(lock(&self.division()?.changing));
+        Ok(())
+    }
+
+    fn take_back_of(&self, division: &Division, dir: u64) -> Result<()> {
+        let assignments = self.read().0.assignments().of_dir(dir).to_vec();
+        if assignments.is_empty() {
+            return Ok(());
+        }
+        for assignment in &assignments {
+            let returned = division.servers.give_back(assignment)?;
+            self.write().0.take_back(assignment, &returned)?;
+            // The server removes files that remain when it gets the next assignment.
+            let _ = division.servers.forget(assignment);
+        }
+        lock(&division.created).remove(&dir);
+        division.taken_back.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn division(&self) -> Result<&Division> {
+        self.division.as_deref().ok_or_else(|| {
+            let source = Some("the store has partitions, and no access to their servers".into());
+            Error { source, ..Error::new(ErrorKind::Unavailable, "use the name space", "") }
+        })
+    }
+
+    /// Returns the servers of a directory if another server executes the operations on this name.
+    ///
+    /// # Errors
+    /// The errors of reads.
+    pub(crate) fn servers_of(&self, dir: u64, name: &[u8]) -> Result<Option<PartitionMap>> {
+        let names = self.read();
+        if names.0.assignments().is_empty() { Ok(None) } else { names.0.servers_of(dir, name) }
+    }
+
+    /// Returns the counters.
+    pub(crate) fn counters(&self) -> PartitionCounters {
+        let Some(division) = &self.division else { return PartitionCounters::default() };
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        PartitionCounters {
+            divided: value(&division.divided),
+            taken_back: value(&division.taken_back),
+            failed: value(&division.failed),
+        }
+    }
+
+    /// Counts a creation, and divides the directory if it is time for that. The operation has
+    /// succeeded already, so an error of the division is counted only: the directory is used as
+    /// before, or its partitions are taken back with the next operation.
+    fn note_creation(&self, dir: u64) {
+        let Some(division) = self.division.as_deref().filter(|division| division.creations > 0) else {
+            return;
+        };
+        {
+            let mut created = lock(&division.created);
+            if created.len() >= COUNTED_DIRS_MAX && !created.contains_key(&dir) {
+                created.clear();
+            }
+            let count = created.entry(dir).or_default();
+            *count += 1;
+            if *count < division.creations {
+                return;
+            }
+            *count = 0;
+        }
+        if self.divide(division, dir).is_err() {
+            division.failed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Divides a directory into twice as many partitions, unless each server has one already.
+    fn divide(&self, division: &Division, dir: u64) -> Result<()> {
+        // Another thread may take as long as a server needs to write a table.
+        let Ok(_one) = division.changing.try_lock() else { return Ok(()) };
+        let servers = division.servers.available()?;
+        let before = self.read().0.assignments().map_of(dir);
+        let slots_max = servers.len().saturating_add(1).min(1 << DEPTH_MAX);
+        let depth = before.as_ref().map_or(0, |map| map.depth) + 1;
+        if servers.is_empty() || before.is_some_and(|map| map.servers.len() >= slots_max) || depth > DEPTH_MAX
+        {
+            return Ok(());
+        }
+        self.take_back_of(division, dir)?;
+        let slots = slots_max.min(1 << depth) as u16; // at most 256
+        for slot in 1..slots {
+            // Each directory begins with another server.
+            let server = servers[(dir as usize % servers.len() + usize::from(slot)) % servers.len()];
+            let partition = Partition { dir, depth, slots, slot };
+            let Some(new) = self.write().0.assign(partition, server)? else { return Ok(()) };
+            if let Err(error) = division.servers.assign(&new) {
+                // If the partitions cannot be taken back now, the next operation does it.
+                let _ = self.take_back_of(division, dir);
+                return Err(error);
+            }
+        }
+        division.divided.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Executes an operation, and takes back the partitions of a directory for which another
+    /// server has to execute it otherwise.
+    fn perform<T>(&self, operation: impl Fn() -> Result<T>) -> Result<T> {
+        for _ in 0..REPETITIONS {
+            match operation() {
+                Err(error) => match Obstacle::of(&error) {
+                    Some(Obstacle::AtOtherServer { dir }) => self.take_back(dir)?,
+                    _ => return Err(error),
+                },
+                done => return done,
+            }
+        }
+        Err(divided_again())
+    }
+
+    /// Returns a node that was found. The times of a directory with partitions are those of its
+    /// last change by any server.
+    fn with_times(&self, found: Result<FoundNode>) -> Result<FoundNode> {
+        let mut found = found?;
+        if found.inode.kind()? != Kind::Dir {
+            return Ok(found);
+        }
+        let dir = found.inode.number;
+        let servers: Vec<u32> = self.read().0.assignments().of_dir(dir).iter().map(|of| of.server).collect();
+        for server in servers {
+            let touched = match self.division()?.servers.touched(server, dir) {
+                // The partitions are being taken back, or the server cannot be reached: the caller
+                // takes them back and finds the node again.
+                Err(_) => return Err(Obstacle::AtOtherServer { dir }.error()),
+                touched => touched?,
+            };
+            if let Some(touched) = touched {
+                found.inode.modified = found.inode.modified.max(touched);
+                found.inode.changed = found.inode.changed.max(touched);
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn divided_again() -> Error {
+    let source = Some("its directory is divided again and again; repeat the operation".into());
+    Error { source, ..Error::new(ErrorKind::Busy, "use a name", "") }
+}
+
+impl NameSpace for MasterImage {
+    fn is_shared(&self) -> bool {
+        Image::IS_SHARED
+    }
+
+    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
+        self.perform(|| {
+            let found = self.read().lookup(dir, name)?;
+            found.map(|found| self.with_times(Ok(found))).transpose()
+        })
+    }
+
+    fn lookup_on_path(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
+        self.perform(|| self.read().lookup(dir, name))
+    }
+
+    fn find(&self, number: u64, place: &Place) -> Result<FoundNode> {
+        self.perform(|| {
+            let found = self.read().find(number, place);
+            self.with_times(found)
+        })
+    }
+
+    fn parent(&self, dir: u64) -> Result<(u64, Vec<u8>)> {
+        self.read().parent(dir)
+    }
+
+    fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], u64, Kind) -> bool) -> Result<()> {
+        for _ in 0..REPETITIONS {
+            // The first names are passed only if the directory is not divided.
+            let listed = self.read().list(dir, after, visit);
+            match listed.as_ref().err().and_then(Obstacle::of) {
+                Some(_) => self.take_back(dir)?,
+                None => return listed,
+            }
+        }
+        Err(divided_again())
+    }
+
+    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<FoundNode> {
+        let created = self.perform(|| self.write().create(dir, name, node.clone(), new, now))?;
+        self.note_creation(dir);
+        Ok(created)
+    }
+
+    fn link(&self, node: (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<FoundNode> {
+        self.perform(|| self.write().link(node, dir, name, now))
+    }
+
+    fn remove(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
+        self.perform(|| self.write().remove(dir, name, now))
+    }
+
+    fn remove_dir(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
+        self.perform(|| self.write().remove_dir(dir, name, now))
+    }
+
+    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), mode: Rename, now: Time) -> Result<Renamed> {
+        self.perform(|| self.write().rename(from, to, mode, now))
+    }
+
+    fn change(&self, node: (u64, &Place), change: &InodeChange, now: Time) -> Result<Inode> {
+        self.perform(|| {
+            let mut names = self.write();
+            if let (number, Place::Dir(_)) = node {
+                // The times of the directory become those of the change.
+                names.0.check_undivided(number)?;
+            }
+            names.change(node, change, now)
+        })
+    }
+
+    fn quota(&self) -> Result<Option<Quota>> {
+        Ok(self.read().0.quota())
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.write().0.sync()
+    }
+}
