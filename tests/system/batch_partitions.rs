@@ -1,5 +1,5 @@
-//! `quell batch serve --partitions`: mounts of a store whose large directories have several servers,
-//! which are ended and killed.
+//! `quell batch serve --partitions`: mounts of a store whose large directories have several
+//! servers, which are ended and killed.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -21,7 +21,8 @@ impl Stage {
     }
 }
 
-/// Returns the number of directories of which a partition server has names. `None` if it does not run.
+/// Returns the number of directories of which a partition server has names. `None` if it does not
+/// run.
 fn directories(stage: &Stage, store: &Path, server: usize) -> Option<u64> {
     let printed = stage.run(stage.quell().args(words(&[&"batch", &"status", &store, &"--json"]))).expect(0);
     let servers = printed.json()["partition_servers"].clone();
@@ -109,10 +110,9 @@ fn no_file_of_a_divided_directory_is_lost_when_its_servers_are_killed() {
     let server = stage.start_server(&store, &["--divide-after", "100"]);
     assert_eq!(names(&in_one), all);
     assert_eq!(names(&in_two), all);
-    drop(server);
-
     one.umount();
     two.umount();
+    drop(server);
     stage.run(stage.quell().args(words(&[&"batch", &"fsck", &store]))).expect(0);
 }
 

@@ -1,6 +1,7 @@
-//! The servers of a store for batches: their sockets, and the threads that execute requests. The crate
-//! `quell-batch` has the code that executes requests. docs/formats/batch-protocol.md describes the
-//! messages, and docs/decisions/0041-batch-server.md states the reasons for the design.
+//! The servers of a store for batches: their sockets, and the threads that execute requests. The
+//! crate `quell-batch` has the code that executes requests. docs/formats/batch-protocol.md
+//! describes the messages, and docs/decisions/0041-batch-server.md states the reasons for the
+//! design.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

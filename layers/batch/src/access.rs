@@ -395,7 +395,7 @@ impl StoreAccess {
     /// `Damaged`; the errors of reads.
     pub fn quotas(&self) -> Result<Vec<Quota>> {
         match &self.kind {
-            Kind::Own(store) => Ok(store.primary().quotas()),
+            Kind::Own(store) => store.primary().quotas(),
             Kind::Served(remote, _) => remote.quotas(),
         }
     }

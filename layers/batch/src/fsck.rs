@@ -102,7 +102,7 @@ pub fn fsck(
         found.iter().for_each(|problem| report(&of_image(problem, None)));
         return Ok(Checked::default());
     }
-    let store = BatchStore::with_partitions(dir, keys, 0)?;
+    let store = BatchStore::with_keys(dir, keys, 0)?;
     if !take_back_partitions(&store, repairs, report)? {
         return Ok(Checked::default());
     }

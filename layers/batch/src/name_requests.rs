@@ -90,7 +90,7 @@ pub(crate) fn perform(names: &dyn NameSpace, request: Request) -> Result<Reply> 
         | Request::Record { .. }
         | Request::Entries { .. }
         | Request::TakeBack { .. }
-        | Request::AwaitDivision
+        | Request::AwaitDivision { .. }
         | Request::Assign(_)
         | Request::GiveBack { .. }
         | Request::Forget { .. }

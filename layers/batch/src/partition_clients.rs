@@ -1,7 +1,7 @@
 //! A client of the primary server and of the partition servers of a store. It sends an operation on
 //! a name to the server that has the name.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use quell_batch_service::{PartitionMap, Place, Reply, Request};
@@ -19,17 +19,8 @@ const DIRS_MAX: usize = 1024;
 pub(crate) struct PartitionClients {
     primary: Arc<Remote>,
     partitions: Connections,
-    known: Mutex<Known>,
-}
-
-/// The state of the partitions, as far as this client knows it.
-#[derive(Default)]
-struct Known {
-    /// The servers of directories.
-    maps: HashMap<u64, PartitionMap>,
-    /// The servers that have executed changes of this client since the last sync, and the
-    /// directories that they have changed.
-    changed: HashMap<u32, HashSet<u64>>,
+    /// The servers of directories, as far as this client knows them.
+    maps: Mutex<HashMap<u64, PartitionMap>>,
 }
 
 impl std::fmt::Debug for PartitionClients {
@@ -41,15 +32,15 @@ impl std::fmt::Debug for PartitionClients {
 impl PartitionClients {
     pub(crate) fn new(primary: Arc<Remote>) -> Result<PartitionClients> {
         let partitions = Connections::new(primary.dir().duplicate()?);
-        Ok(PartitionClients { primary, partitions, known: Mutex::default() })
+        Ok(PartitionClients { primary, partitions, maps: Mutex::default() })
     }
 
     fn server_of(&self, dir: u64, name: &[u8]) -> Option<u32> {
-        lock(&self.known).maps.get(&dir)?.server_of(name)
+        lock(&self.maps).get(&dir)?.server_of(name)
     }
 
     fn remember(&self, dir: u64, map: PartitionMap) {
-        let maps = &mut lock(&self.known).maps;
+        let mut maps = lock(&self.maps);
         if maps.len() >= DIRS_MAX {
             maps.clear();
         }
@@ -60,7 +51,7 @@ impl PartitionClients {
     fn take_back(&self, dir: u64) -> Result<()> {
         match self.primary.call(&Request::TakeBack { dir })? {
             Reply::Done => {
-                lock(&self.known).maps.remove(&dir);
+                lock(&self.maps).remove(&dir);
                 Ok(())
             }
             _ => Err(self.primary.unexpected_reply()),
@@ -78,10 +69,6 @@ impl PartitionClients {
                 }
                 continue;
             };
-            if !request.is_repeatable() {
-                // Before the request, so that a sync after it includes the change.
-                lock(&self.known).changed.entry(server).or_default().insert(dir);
-            }
             match self.partitions.call(server, request)? {
                 Called::Reply(Reply::NotAssigned) => {
                     if let Some(reply) = self.servers_now((dir, name), request, &mut has_waited)? {
@@ -113,14 +100,14 @@ impl PartitionClients {
         match self.primary.call(request)? {
             Reply::Partitions(map) => self.remember(dir, map),
             reply => {
-                lock(&self.known).maps.remove(&dir);
+                lock(&self.maps).remove(&dir);
                 return Ok(Some(reply));
             }
         }
         if self.server_of(dir, name) == before {
             match *has_waited {
                 // The directory is being divided, or its partitions are being taken back.
-                false => self.await_division()?,
+                false => self.await_division(dir)?,
                 true => self.take_back(dir)?,
             }
             *has_waited = true;
@@ -128,8 +115,8 @@ impl PartitionClients {
         Ok(None)
     }
 
-    fn await_division(&self) -> Result<()> {
-        match self.primary.call(&Request::AwaitDivision)? {
+    fn await_division(&self, dir: u64) -> Result<()> {
+        match self.primary.call(&Request::AwaitDivision { dir })? {
             Reply::Done => Ok(()),
             _ => Err(self.primary.unexpected_reply()),
         }
@@ -155,35 +142,12 @@ impl PartitionClients {
             }
         }
     }
-
-    /// Makes all changes of this client durable that have returned.
-    fn sync(&self) -> Result<Reply> {
-        let changed = std::mem::take(&mut lock(&self.known).changed);
-        let synced = self.sync_partitions(&changed).and_then(|()| self.primary.call(&Request::Sync));
-        if synced.is_err() {
-            // The next sync includes these changes.
-            let known = &mut lock(&self.known).changed;
-            changed.into_iter().for_each(|(server, dirs)| known.entry(server).or_default().extend(dirs));
-        }
-        synced
-    }
-
-    fn sync_partitions(&self, changed: &HashMap<u32, HashSet<u64>>) -> Result<()> {
-        for (server, dirs) in changed {
-            if let Called::Unreachable { .. } = self.partitions.call(*server, &Request::Sync)? {
-                // Changes that the primary server has taken back are durable.
-                dirs.iter().try_for_each(|dir| self.take_back(*dir))?;
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Server for Arc<PartitionClients> {
     fn call(&self, request: &Request) -> Result<Reply> {
         match request.partition_name() {
             Some(name) => self.call_for_name(name, request),
-            None if *request == Request::Sync => self.sync(),
             None => self.primary.call(request),
         }
     }

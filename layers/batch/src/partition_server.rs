@@ -42,7 +42,7 @@ impl ServedPartitions {
     ///
     /// # Errors
     /// `Unsupported` for a store for a group; `Busy` if the store has 255 partition servers;
-    /// `NotFound` if there is no store; `Damaged`; the errors of files.
+    /// `NotFound` if there is no store; the errors of files.
     pub fn open_free(path: &std::path::Path) -> Result<ServedPartitions> {
         let store = StoreDir::open(path)?;
         store.check_format()?;
@@ -56,7 +56,8 @@ impl ServedPartitions {
         for number in 1..=SERVERS_MAX {
             store.make_partition_dir(number)?;
             match ServedPartitions::open_or_create(&store, number, true) {
-                Err(error) if error.kind == ErrorKind::Busy => {}
+                // `quell batch fsck` reports files that are missing or damaged.
+                Err(error) if matches!(error.kind, ErrorKind::Busy | ErrorKind::Damaged) => {}
                 opened => return opened,
             }
         }
@@ -82,7 +83,8 @@ impl ServedPartitions {
         let has = |name: &[u8]| names.iter().any(|found| found == name);
         let is_complete = has(FORMAT_FILE);
         // Opening a directory without a key-value store would create one.
-        if if is_complete { !has(KEYS.as_bytes()) } else { !may_create } {
+        let is_usable = if is_complete { has(KEYS.as_bytes()) } else { may_create };
+        if !is_usable {
             return Err(missing(store, number));
         }
         let keys = dir.open_keys()?;
@@ -145,9 +147,12 @@ impl ServedPartitions {
             Request::Assign(new) => self.partitions.assign(*new).map(|()| Reply::Done),
             Request::GiveBack { number } => self.partitions.give_back(number).map(Reply::Returned),
             Request::Forget { number } => self.partitions.forget(number).map(|()| Reply::Done),
-            Request::Touched { dir } => self.partitions.touched(dir).map(Reply::Touched),
+            Request::Touched { dir, number } => self.partitions.touched(dir, number).map(Reply::Touched),
             Request::Counters => Ok(Reply::Counters(self.counters()?)),
-            request => perform(self.partitions.name_space(), request),
+            request if request.partition_name().is_some() || request == Request::Sync => {
+                perform(self.partitions.name_space(), request)
+            }
+            _ => return Ok(Reply::NeedsPrimary),
         };
         done.or_else(|error| match Obstacle::of(&error) {
             Some(Obstacle::NotAssigned) => Ok(Reply::NotAssigned),

@@ -5,19 +5,22 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use quell_batch_service::{
-    Assignment, NewAssignment, Obstacle, PartitionServers, Reply, Request, Returned, Timestamp,
-};
+use quell_batch_service::{Assignment, NewAssignment, PartitionServers, Reply, Request, Returned, Timestamp};
 use quell_threads::lock;
 use quell_transport::peer::was_not_executed;
 use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::decode;
 
 use crate::partition_server::ServedPartitions;
 use crate::remote::Remote;
 use crate::store_dir::{RETRY, StoreDir};
 
 /// The time for which a server that has its files open, and cannot be reached, is awaited.
-const REACH_LIMIT: Duration = Duration::from_secs(60);
+const REACH_LIMIT: Duration = Duration::from_secs(10);
+/// A server that could not be reached after this time is not tried again for some time.
+const SLOW: Duration = Duration::from_millis(500);
+/// The time for which no assignments are offered to such a server.
+const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
 
 /// The end of a call.
 pub(crate) enum Called {
@@ -58,15 +61,21 @@ impl Connections {
             Err(error) => return Ok(Called::Unreachable { error, may_be_executed: false }),
             Ok(remote) => remote,
         };
-        match remote.call_once(request) {
-            Err(error) if error.kind == ErrorKind::Unavailable => {
+        match remote.send_once(request) {
+            // Another server may have the address now, and refuse the key.
+            Err(error) => {
                 let removed = lock(&self.servers).remove(&server);
                 // The connection takes a moment to end, so it ends without the lock.
                 drop(removed);
                 let may_be_executed = !was_not_executed(&error);
                 Ok(Called::Unreachable { error, may_be_executed })
             }
-            reply => reply.map(Called::Reply),
+            Ok(reply) => match decode(&reply)? {
+                Reply::Failed(failure) => {
+                    Err(failure.into_error("call a partition server of", self.dir.subject()))
+                }
+                reply => Ok(Called::Reply(reply)),
+            },
         }
     }
 }
@@ -96,21 +105,25 @@ pub(crate) fn summaries(dir: StoreDir) -> Result<Vec<PartitionServerSummary>> {
 }
 
 /// The partition servers of a store.
-pub(crate) struct StorePartitions(Connections);
+pub(crate) struct StorePartitions {
+    connections: Connections,
+    /// The servers that could not be reached after [`SLOW`], with the time of the attempt.
+    unreachable: Mutex<HashMap<u32, Instant>>,
+}
 
 impl StorePartitions {
     pub(crate) fn new(dir: StoreDir) -> StorePartitions {
-        StorePartitions(Connections::new(dir))
+        StorePartitions { connections: Connections::new(dir), unreachable: Mutex::default() }
     }
 
     /// Executes a request in the process of a server, or on its files if it has ended.
     fn call_or_open(&self, server: u32, request: &Request) -> Result<Reply> {
         let end = Instant::now() + REACH_LIMIT;
         loop {
-            if let Called::Reply(reply) = self.0.call(server, request)? {
+            if let Called::Reply(reply) = self.connections.call(server, request)? {
                 return Ok(reply);
             }
-            match ServedPartitions::open(&self.0.dir, server) {
+            match ServedPartitions::open(&self.connections.dir, server) {
                 // The process has just started, or runs on a node that cannot be reached.
                 Err(error) if error.kind == ErrorKind::Busy && Instant::now() < end => {
                     std::thread::sleep(RETRY)
@@ -122,7 +135,7 @@ impl StorePartitions {
 
     /// Executes a request in the process of a server.
     fn call(&self, server: u32, request: &Request) -> Result<Reply> {
-        match self.0.call(server, request)? {
+        match self.connections.call(server, request)? {
             Called::Reply(reply) => Ok(reply),
             Called::Unreachable { error, .. } => Err(error),
         }
@@ -130,14 +143,28 @@ impl StorePartitions {
 
     fn unexpected(&self) -> Error {
         let source = Some("the reply of a partition server does not belong to the request".into());
-        Error { source, ..Error::new(ErrorKind::Damaged, "use the partitions of", self.0.dir.subject()) }
+        Error {
+            source,
+            ..Error::new(ErrorKind::Damaged, "use the partitions of", self.connections.dir.subject())
+        }
     }
 }
 
 impl PartitionServers for StorePartitions {
     fn available(&self) -> Result<Vec<u32>> {
-        let mut servers = self.0.dir.partition_servers()?;
-        servers.retain(|server| self.call(*server, &Request::Counters).is_ok());
+        let mut servers = self.connections.dir.partition_servers()?;
+        servers.retain(|server| {
+            let is_unreachable = |since: &Instant| since.elapsed() < UNREACHABLE_TIME;
+            if lock(&self.unreachable).get(server).is_some_and(is_unreachable) {
+                return false;
+            }
+            let begun = Instant::now();
+            let is_reachable = self.call(*server, &Request::Counters).is_ok();
+            if !is_reachable && begun.elapsed() >= SLOW {
+                lock(&self.unreachable).insert(*server, begun);
+            }
+            is_reachable
+        });
         Ok(servers)
     }
 
@@ -162,13 +189,19 @@ impl PartitionServers for StorePartitions {
         }
     }
 
-    fn touched(&self, server: u32, dir: u64) -> Result<Option<Timestamp>> {
-        match self.call(server, &Request::Touched { dir })? {
+    fn touched(&self, server: u32, dir: u64, number: u64) -> Result<Option<Timestamp>> {
+        match self.call(server, &Request::Touched { dir, number })? {
             Reply::Touched(touched) => Ok(touched),
-            Reply::NotAssigned => Err(Error {
-                source: Some(Box::new(Obstacle::NotAssigned)),
-                ..Error::new(ErrorKind::Busy, "use the partitions of", self.0.dir.subject())
-            }),
+            Reply::NotAssigned => {
+                Err(Error::new(ErrorKind::Stale, "use the partitions of", self.connections.dir.subject()))
+            }
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn sync(&self, server: u32) -> Result<()> {
+        match self.call(server, &Request::Sync)? {
+            Reply::Done => Ok(()),
             _ => Err(self.unexpected()),
         }
     }

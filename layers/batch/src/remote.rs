@@ -112,8 +112,11 @@ impl Remote {
     pub(crate) fn connect_to_partitions(dir: StoreDir) -> Result<Remote> {
         let settings = ClientSettings { unreachable_after: Duration::from_secs(1), ..find_server(&dir)? };
         let remote = Remote { link: Mutex::new(Link::start(settings)?), store_number: 0, dir, _data: None };
-        match remote.call_once(&Request::Hello { protocol: PROTOCOL })? {
+        match decode(&remote.send_once(&Request::Hello { protocol: PROTOCOL })?)? {
             Reply::Welcome { .. } => Ok(remote),
+            Reply::Failed(failure) => {
+                Err(failure.into_error("connect to a partition server of", remote.dir.subject()))
+            }
             _ => Err(remote.unexpected_reply()),
         }
     }
@@ -123,15 +126,13 @@ impl Remote {
         &self.dir
     }
 
-    /// Sends a request once, and returns the reply.
-    pub(crate) fn call_once(&self, request: &Request) -> Result<Reply> {
-        let deadline = Instant::now() + COMMIT_LIMIT;
-        match decode(&self.send(&self.link(), encode(request), deadline)?)? {
-            Reply::Failed(failure) => {
-                Err(failure.into_error("call a partition server of", self.dir.subject()))
-            }
-            reply => Ok(reply),
-        }
+    /// Sends a request once, and returns the encoded reply. The errors are those of the connection.
+    pub(crate) fn send_once(&self, request: &Request) -> Result<Vec<u8>> {
+        let limit = match request {
+            Request::GiveBack { .. } | Request::Forget { .. } => COMMIT_LIMIT,
+            _ => CALL_LIMIT,
+        };
+        self.send(&self.link(), encode(request), Instant::now() + limit)
     }
 
     /// Sends an encoded request over a connection, and returns the encoded reply.

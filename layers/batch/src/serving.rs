@@ -271,7 +271,7 @@ impl ServedStore {
                 Reply::Snapshots { snapshots, is_last }
             }
             Request::Quotas { from } => {
-                let quotas = self.store.primary().quotas().into_iter();
+                let quotas = self.store.primary().quotas()?.into_iter();
                 let is_permitted = |subject| match subject {
                     QuotaSubject::Store | QuotaSubject::EachUser => true,
                     QuotaSubject::User(uid) => requester.is(uid),
@@ -291,8 +291,8 @@ impl ServedStore {
                 self.store.primary().take_back(dir)?;
                 Reply::Done
             }
-            Request::AwaitDivision => {
-                self.store.primary().await_division()?;
+            Request::AwaitDivision { dir } => {
+                self.store.primary().await_division(dir)?;
                 Reply::Done
             }
             Request::Counters => {
@@ -353,7 +353,7 @@ impl ServedStore {
             }
             Request::Counters => refuse("only the owner of the store can read the counters"),
             Request::TakeBack { .. }
-            | Request::AwaitDivision
+            | Request::AwaitDivision { .. }
             | Request::Assign(_)
             | Request::GiveBack { .. }
             | Request::Forget { .. }
@@ -455,7 +455,7 @@ fn uses_image(request: &Request) -> bool {
         | Request::Record { .. }
         | Request::Entries { .. }
         | Request::TakeBack { .. }
-        | Request::AwaitDivision
+        | Request::AwaitDivision { .. }
         | Request::Assign(_)
         | Request::GiveBack { .. }
         | Request::Forget { .. }
@@ -502,7 +502,7 @@ fn kind_of(request: &Request) -> usize {
         Request::Record { .. } => 32,
         Request::Entries { .. } => 33,
         Request::TakeBack { .. } => 34,
-        Request::AwaitDivision => 35,
+        Request::AwaitDivision { .. } => 35,
         Request::Assign(_) => 36,
         Request::GiveBack { .. } => 37,
         Request::Forget { .. } => 38,

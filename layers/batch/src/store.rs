@@ -252,17 +252,10 @@ impl BatchStore {
         self.primary.submit(number)
     }
 
-    /// Opens a store with its key-value store. A directory is divided after `creations` creations in
-    /// it; 0: never.
+    /// Opens a store with its key-value store. A directory is divided after `creations` creations
+    /// in it; 0: never. Partitions that an earlier process has assigned are taken back when their
+    /// names are used.
     pub(crate) fn with_keys(dir: StoreDir, keys: OpenKeys, creations: u64) -> Result<BatchStore> {
-        let store = BatchStore::with_partitions(dir, keys, creations)?;
-        store.primary.take_back_all()?;
-        Ok(store)
-    }
-
-    /// Opens a store as [`with_keys`](Self::with_keys) does, and leaves the partitions that an
-    /// earlier process has assigned at their servers.
-    pub(crate) fn with_partitions(dir: StoreDir, keys: OpenKeys, creations: u64) -> Result<BatchStore> {
         let tables = Arc::new(dir.image_tables()?);
         let servers = Box::new(StorePartitions::new(dir.duplicate()?));
         let creations = if dir.is_shared() { 0 } else { creations };

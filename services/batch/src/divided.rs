@@ -1,9 +1,11 @@
 //! The master image of a primary server that can assign partitions of large directories to
 //! partition servers.
 
-use std::collections::{BTreeSet, HashMap};
+use std::cell::Cell;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Instant;
 
 use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time};
@@ -16,6 +18,7 @@ use crate::limits::Quota;
 use crate::name_space::NameSpace;
 use crate::names::{FoundNode, Names, NewNode, Place, Removed, Renamed};
 use crate::partition::{Assignment, DEPTH_MAX, NewAssignment, Obstacle, Partition, PartitionMap, Returned};
+use crate::usage::UsageChanges;
 
 /// The largest number of directories whose creations are counted.
 const COUNTED_DIRS_MAX: usize = 4096;
@@ -49,11 +52,17 @@ pub trait PartitionServers: Send + Sync {
     /// The errors of the server.
     fn forget(&self, assignment: &Assignment) -> Result<()>;
 
-    /// Returns the time of the last change of the names of a directory by a server.
+    /// Returns the time of the last change of names of an assignment.
     ///
     /// # Errors
-    /// [`Obstacle::NotAssigned`] if the server has no partition of it; the errors of the server.
-    fn touched(&self, server: u32, dir: u64) -> Result<Option<Timestamp>>;
+    /// `Stale` if it has ended; the errors of the server.
+    fn touched(&self, server: u32, dir: u64, number: u64) -> Result<Option<Timestamp>>;
+
+    /// Waits until all changes of a server survive a power failure.
+    ///
+    /// # Errors
+    /// The errors of the server.
+    fn sync(&self, server: u32) -> Result<()>;
 }
 
 /// The numbers of changes of partitions since the start.
@@ -79,8 +88,12 @@ struct Division {
     servers: Box<dyn PartitionServers>,
     /// The number of creations in a directory after which it is divided. 0: never.
     creations: u64,
-    /// Held while directories are divided or their partitions taken back.
-    changing: Mutex<()>,
+    /// The directories that are being divided, or whose partitions are being taken back.
+    changing: Mutex<HashSet<u64>>,
+    /// A directory was removed from `changing`.
+    changed: Condvar,
+    /// The directories whose partitions could not be taken back, with the time of the failure.
+    unreachable: Mutex<HashMap<u64, (Instant, Error)>>,
     /// The creations in each directory since it was divided or not divided any more.
     created: Mutex<HashMap<u64, u64>>,
     divided: AtomicU64,
@@ -106,6 +119,8 @@ impl MasterImage {
             servers,
             creations,
             changing: Mutex::default(),
+            changed: Condvar::new(),
+            unreachable: Mutex::default(),
             created: Mutex::default(),
             divided: AtomicU64::new(0),
             taken_back: AtomicU64::new(0),
@@ -160,18 +175,26 @@ impl MasterImage {
         dirs.into_iter().collect()
     }
 
-    /// Takes back the partitions of a directory, without the changes of the servers that cannot
-    /// return them.
+    /// Takes back the partitions of a directory, without the changes of the servers whose files are
+    /// missing or damaged.
     ///
     /// # Errors
-    /// The errors of files.
+    /// The errors of other partition servers and of files.
     pub(crate) fn give_up(&self, dir: u64) -> Result<()> {
         let division = self.division()?;
-        let _one = lock(&division.changing);
+        let _one = division.change(dir);
         let assignments = self.read().0.assignments().of_dir(dir).to_vec();
         for assignment in &assignments {
-            let returned = division.servers.give_back(assignment).unwrap_or_default();
-            self.write().0.take_back(assignment, &returned)?;
+            let nothing = || Returned { usage: Some(UsageChanges::default()), ..Returned::default() };
+            let returned = match division.servers.give_back(assignment) {
+                Err(error) if is_lost(&error) => nothing(),
+                returned => returned?,
+            };
+            let taken_back = self.write().0.take_back(assignment, &returned);
+            match taken_back {
+                Err(error) if is_lost(&error) => self.write().0.take_back(assignment, &nothing())?,
+                taken_back => taken_back?,
+            }
         }
         Ok(())
     }
@@ -181,17 +204,29 @@ impl MasterImage {
     /// # Errors
     /// As for [`write_complete`](Self::write_complete).
     pub(crate) fn take_back(&self, dir: u64) -> Result<()> {
-        let division = self.division()?;
-        let _one = lock(&division.changing);
-        self.take_back_of(division, dir)
+        let (division, begun) = (self.division()?, Instant::now());
+        let _one = division.change(dir);
+        // Another thread has failed while this one has waited for it.
+        if let Some((failed, error)) = lock(&division.unreachable).get(&dir)
+            && *failed >= begun
+        {
+            return Err(copy_of(error));
+        }
+        let taken_back = self.take_back_of(division, dir);
+        let unreachable = &mut lock(&division.unreachable);
+        match &taken_back {
+            Ok(()) => unreachable.remove(&dir),
+            Err(error) => unreachable.insert(dir, (Instant::now(), copy_of(error))),
+        };
+        taken_back
     }
 
-    /// Waits until no directory is being divided, and no partitions are being taken back.
+    /// Waits until a directory is not being divided, and its partitions are not being taken back.
     ///
     /// # Errors
     /// `Unavailable` if the image has no partition servers.
-    pub(crate) fn await_division(&self) -> Result<()> {
-        drop(lock(&self.division()?.changing));
+    pub(crate) fn await_division(&self, dir: u64) -> Result<()> {
+        drop(self.division()?.change(dir));
         Ok(())
     }
 
@@ -203,7 +238,8 @@ impl MasterImage {
         for assignment in &assignments {
             let returned = division.servers.give_back(assignment)?;
             self.write().0.take_back(assignment, &returned)?;
-            // The server removes files that remain when it gets the next assignment.
+            // The server removes files that remain when it gets the next assignment of the
+            // directory.
             let _ = division.servers.forget(assignment);
         }
         lock(&division.created).remove(&dir);
@@ -264,8 +300,7 @@ impl MasterImage {
 
     /// Divides a directory into twice as many partitions, unless each server has one already.
     fn divide(&self, division: &Division, dir: u64) -> Result<()> {
-        // Another thread may take as long as a server needs to write a table.
-        let Ok(_one) = division.changing.try_lock() else { return Ok(()) };
+        let Some(_one) = division.try_change(dir) else { return Ok(()) };
         let servers = division.servers.available()?;
         let before = self.read().0.assignments().map_of(dir);
         let slots_max = servers.len().saturating_add(1).min(1 << DEPTH_MAX);
@@ -291,13 +326,14 @@ impl MasterImage {
         Ok(())
     }
 
-    /// Executes an operation, and takes back the partitions of a directory for which another
-    /// server has to execute it otherwise.
+    /// Executes an operation. If another server has a name that it needs, the partitions of the
+    /// directory are taken back first.
     fn perform<T>(&self, operation: impl Fn() -> Result<T>) -> Result<T> {
         for _ in 0..REPETITIONS {
             match operation() {
                 Err(error) => match Obstacle::of(&error) {
                     Some(Obstacle::AtOtherServer { dir }) => self.take_back(dir)?,
+                    Some(Obstacle::NotAssigned) => {} // the division has ended
                     _ => return Err(error),
                 },
                 done => return done,
@@ -306,29 +342,82 @@ impl MasterImage {
         Err(divided_again())
     }
 
-    /// Returns a node that was found. The times of a directory with partitions are those of its
-    /// last change by any server.
-    fn with_times(&self, found: Result<FoundNode>) -> Result<FoundNode> {
-        let mut found = found?;
-        if found.inode.kind()? != Kind::Dir {
-            return Ok(found);
-        }
-        let dir = found.inode.number;
-        let servers: Vec<u32> = self.read().0.assignments().of_dir(dir).iter().map(|of| of.server).collect();
-        for server in servers {
-            let touched = match self.division()?.servers.touched(server, dir) {
-                // The partitions are being taken back, or the server cannot be reached: the caller
-                // takes them back and finds the node again.
-                Err(_) => return Err(Obstacle::AtOtherServer { dir }.error()),
-                touched => touched?,
+    /// Finds a node. The times of a directory with partitions are those of the last change of its
+    /// names by any server.
+    fn find_with_times(
+        &self,
+        find: impl Fn(&Names<Image>) -> Result<Option<FoundNode>>,
+    ) -> Result<Option<FoundNode>> {
+        let has_waited = Cell::new(false);
+        self.perform(|| {
+            let names = self.read();
+            let mut found = find(&names)?;
+            let Some(FoundNode { inode, .. }) = &mut found else { return Ok(None) };
+            let dir = inode.number;
+            // As of the same moment as the inode.
+            let assignments: Vec<(u32, u64)> = match inode.kind()? {
+                Kind::Dir => {
+                    let of_dir = names.0.assignments().of_dir(dir).iter();
+                    of_dir.map(|assignment| (assignment.server, assignment.number)).collect()
+                }
+                _ => Vec::new(),
             };
-            if let Some(touched) = touched {
-                found.inode.modified = found.inode.modified.max(touched);
-                found.inode.changed = found.inode.changed.max(touched);
+            drop(names);
+            for (server, number) in assignments {
+                match self.division()?.servers.touched(server, dir, number) {
+                    Ok(touched) => touched.into_iter().for_each(|touched| inode.touch(touched)),
+                    // The directory may be being divided.
+                    Err(_) if !has_waited.replace(true) => {
+                        self.await_division(dir)?;
+                        return Err(Obstacle::NotAssigned.error());
+                    }
+                    // The server cannot be reached, so its partitions are taken back.
+                    Err(_) => return Err(Obstacle::AtOtherServer { dir }.error()),
+                }
             }
-        }
-        Ok(found)
+            Ok(found)
+        })
     }
+}
+
+impl Division {
+    /// Waits until no other thread divides the directory or takes its partitions back, and makes
+    /// other threads wait until the value is dropped.
+    fn change(&self, dir: u64) -> Changing<'_> {
+        let dirs = self.changed.wait_while(lock(&self.changing), |dirs| dirs.contains(&dir));
+        dirs.unwrap_or_else(PoisonError::into_inner).insert(dir);
+        Changing { division: self, dir }
+    }
+
+    /// As [`change`](Self::change). `None` if another thread changes the directory.
+    fn try_change(&self, dir: u64) -> Option<Changing<'_>> {
+        let is_new = lock(&self.changing).insert(dir);
+        is_new.then(|| Changing { division: self, dir })
+    }
+}
+
+/// A directory that this thread divides, or whose partitions it takes back.
+struct Changing<'a> {
+    division: &'a Division,
+    dir: u64,
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        lock(&self.division.changing).remove(&self.dir);
+        self.division.changed.notify_all();
+    }
+}
+
+/// Returns whether an error states that files are missing or damaged.
+fn is_lost(error: &Error) -> bool {
+    matches!(error.kind, ErrorKind::Damaged | ErrorKind::NotFound)
+}
+
+/// Returns an error of the same kind, with the same reason.
+fn copy_of(error: &Error) -> Error {
+    let source = error.source.as_ref().map(|source| source.to_string().into());
+    Error { source, ..Error::new(error.kind, error.operation, &error.subject) }
 }
 
 fn divided_again() -> Error {
@@ -342,10 +431,7 @@ impl NameSpace for MasterImage {
     }
 
     fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
-        self.perform(|| {
-            let found = self.read().lookup(dir, name)?;
-            found.map(|found| self.with_times(Ok(found))).transpose()
-        })
+        self.find_with_times(|names| names.lookup(dir, name))
     }
 
     fn lookup_on_path(&self, dir: u64, name: &[u8]) -> Result<Option<FoundNode>> {
@@ -353,10 +439,8 @@ impl NameSpace for MasterImage {
     }
 
     fn find(&self, number: u64, place: &Place) -> Result<FoundNode> {
-        self.perform(|| {
-            let found = self.read().find(number, place);
-            self.with_times(found)
-        })
+        let found = self.find_with_times(|names| names.find(number, place).map(Some))?;
+        found.ok_or_else(|| Error::new(ErrorKind::Stale, "read the attributes of", ""))
     }
 
     fn parent(&self, dir: u64) -> Result<(u64, Vec<u8>)> {
@@ -413,6 +497,18 @@ impl NameSpace for MasterImage {
     }
 
     fn sync(&self) -> Result<()> {
+        let assignments = self.read().0.assignments().all();
+        let servers: BTreeSet<u32> = assignments.iter().map(|assignment| assignment.server).collect();
+        for server in servers {
+            if self.division()?.servers.sync(server).is_err() {
+                // Changes that were taken back are durable.
+                let of_server = assignments.iter().filter(|assignment| assignment.server == server);
+                of_server
+                    .map(|assignment| assignment.partition.dir)
+                    .try_for_each(|dir| self.take_back(dir))?;
+            }
+        }
+        // After the servers: changes that were taken back meanwhile are included.
         self.write().0.sync()
     }
 }

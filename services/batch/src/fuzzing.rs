@@ -372,7 +372,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("batch_tables", "large", with(1, &table_of(&large))),
         ("batch_tables", "empty", with(1, &table_of(&[]))),
         ("batch_images", "copy", with(1, &copy.encode_without_limits())),
-        ("batch_images", "limits", with(1, &copy.encode())),
+        ("batch_images", "assignments", with(1, &copy.encode())),
         ("batch_records", "entry", Entry::Inode(file).encode()),
         ("batch_records", "adopted", Entry::Inode(adopted).encode()),
         ("batch_records", "link", link),

@@ -40,6 +40,10 @@ const ENTRIES_BYTES_MAX: usize = 12 << 20;
 /// The number of inode numbers that are reserved at a time for synchronous operations.
 const INODES_RESERVED: u64 = 1 << 20;
 
+/// The largest size of the descriptions of all assignments, in bytes. Each of them has the list of
+/// tables.
+const ASSIGNMENTS_BYTES_MAX: usize = 16 << 20;
+
 /// The master image of a store. One process at a time has it open.
 pub struct Image {
     store: Arc<dyn KeyValue>,
@@ -436,7 +440,8 @@ impl Image {
     }
 
     /// Assigns partitions of a directory to a server. `None` if the directory cannot be divided
-    /// now: it was removed, a prepared batch depends on it, or a limit of the use is set.
+    /// now: it was removed, a prepared batch depends on it, a submitted batch is not committed yet,
+    /// a limit of the use is set, or the descriptions of assignments would become too long.
     ///
     /// # Errors
     /// The errors of files and commits. Then the image is as before.
@@ -447,6 +452,9 @@ impl Image {
             _ => return Ok(None),
         };
         if self.reservations.check(None, &[partition.dir]).is_err() || !self.limits.is_empty() {
+            return Ok(None);
+        }
+        if self.batches()?.iter().any(|batch| matches!(batch.state, BatchState::Submitted { .. })) {
             return Ok(None);
         }
         self.compact()?;
@@ -465,6 +473,9 @@ impl Image {
         put_assignment(&mut commit, &assignment);
         let mut copy = self.copy_with(&description, &[])?;
         copy.assignments.push(assignment.clone());
+        if encode(&copy.assignments).len() > ASSIGNMENTS_BYTES_MAX {
+            return Ok(None);
+        }
         self.files.put_copy(&copy.encode())?;
         // After an error of the commit, the record may be stored nevertheless.
         self.assignments.insert(assignment.clone());
@@ -496,13 +507,16 @@ impl Image {
         self.files.put_copy(&copy.encode())?;
         let mut commit = Commit::new();
         delete_assignment(&mut commit, assignment.number);
-        let usage = returned.usage.applied_to(&self.usage);
-        put_usage(&mut commit, &usage);
+        let usage = returned.usage.as_ref().map(|usage| usage.applied_to(&self.usage));
+        match &usage {
+            Some(usage) => put_usage(&mut commit, usage),
+            // If this process ends before it has counted, the next one counts.
+            None => set_uncounted(&mut commit),
+        }
         if let (Some(touched), Some(Entry::Inode(mut inode))) =
             (returned.touched, self.get(&Key::of_dir(dir))?)
         {
-            inode.modified = inode.modified.max(touched);
-            inode.changed = inode.changed.max(touched);
+            inode.touch(touched);
             let change = (Key::of_dir(dir), Some(Entry::Inode(inode)));
             self.entries_bytes += sizes(std::slice::from_ref(&change));
             self.entries += 1;
@@ -512,8 +526,11 @@ impl Image {
         self.store.sync()?;
         self.tables = tables;
         self.assignments.remove(assignment);
-        self.usage.set(&usage);
         self.note_changes([dir]);
+        match usage {
+            Some(usage) => self.usage.set(&usage),
+            None => self.recount_usage()?,
+        }
         Ok(())
     }
 

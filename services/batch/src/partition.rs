@@ -102,8 +102,9 @@ pub struct Returned {
     pub table: Option<TableRef>,
     /// The time of the last change of the names of the directory by this server.
     pub touched: Option<Timestamp>,
-    /// The change of the use of users.
-    pub(crate) usage: UsageChanges,
+    /// The change of the use of users. `None` if it concerns too many users for a message; then the
+    /// use is counted again.
+    pub(crate) usage: Option<UsageChanges>,
 }
 
 /// The numbers of the servers of the partitions of a directory.
@@ -204,10 +205,14 @@ impl Assignments {
 
     /// Returns the assignment to whose partitions a name belongs.
     pub(crate) fn of_name(&self, dir: u64, name: &[u8]) -> Option<&Assignment> {
+        let of_dir = self.of_dir(dir);
+        let Partition { depth, slots, .. } = of_dir.first()?.partition;
         if name.is_empty() {
             return None;
         }
-        self.of_dir(dir).iter().find(|assignment| assignment.partition.contains(name))
+        // All assignments of a directory have the same depth and number of slots.
+        let slot = slot_of(name, depth, slots);
+        of_dir.iter().find(|assignment| assignment.partition.slot == slot)
     }
 
     /// Returns the assignment to whose partitions a key belongs.

@@ -1,7 +1,7 @@
 //! The entries of the partitions of a partition server: the tables of the image at the time of each
 //! assignment, and the changes since in the key-value store of the server.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::files::TableFiles;
 use crate::key::{Key, split};
 use crate::merge::Source;
 use crate::partition::{Assignment, NewAssignment, Obstacle, Partition, Returned};
-use crate::stored::{Stored, decode, encode, entry_key, put_entry};
-use crate::table::{BlockCache, TableWriter};
+use crate::stored::{Stored, decode, encode, entry_key, numbered_key, put_entry};
+use crate::table::{BlockCache, Table, TableWriter};
 use crate::table_ref::TableRef;
-use crate::table_set::TableSet;
+use crate::table_set::{TableSet, open_table};
 use crate::usage::UsageChanges;
 
 /// The first byte of the keys of assignments in the key-value store.
@@ -33,6 +33,8 @@ const LAST_NUMBER: &[u8] = b"l";
 const INODES_RESERVED: u64 = 1 << 16;
 /// The number of entries that are removed with one commit.
 const REMOVED_AT_ONCE: usize = 4096;
+/// The largest number of users whose change of use is returned.
+const USERS_MAX: usize = 4096;
 
 /// The stored state of an assignment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -43,9 +45,9 @@ enum State {
     Returned(Assignment, Returned),
 }
 
-/// An assignment that this server has.
+/// An assignment whose operations this server executes.
 #[derive(Debug)]
-struct Held {
+struct Active {
     new: NewAssignment,
     snapshot: TableSet,
     touched: Option<Timestamp>,
@@ -53,7 +55,11 @@ struct Held {
     inodes: Range<u64>,
 }
 
-impl Held {
+impl Active {
+    fn number(&self) -> u64 {
+        self.new.assignment.number
+    }
+
     fn partition(&self) -> Partition {
         self.new.assignment.partition
     }
@@ -69,7 +75,7 @@ pub(crate) enum Ended {
 
 /// The changes of an assignment that has ended, in the key-value store.
 pub(crate) struct Unwritten {
-    held: Held,
+    assignment: Active,
     store: Arc<dyn KeyValue>,
     files: Arc<dyn TableFiles>,
 }
@@ -79,12 +85,13 @@ pub struct PartitionEntries {
     store: Arc<dyn KeyValue>,
     files: Arc<dyn TableFiles>,
     cache: Arc<BlockCache>,
-    held: BTreeMap<u64, Held>,
+    /// The assignments, by the numbers of their directories.
+    active: HashMap<u64, Active>,
 }
 
 impl std::fmt::Debug for PartitionEntries {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PartitionEntries").field("held", &self.held.keys()).finish_non_exhaustive()
+        f.debug_struct("PartitionEntries").field("dirs", &self.active.keys()).finish_non_exhaustive()
     }
 }
 
@@ -95,71 +102,95 @@ impl PartitionEntries {
     /// `Damaged`; the errors of the tables.
     pub(crate) fn open(store: Arc<dyn KeyValue>, files: Arc<dyn TableFiles>) -> Result<PartitionEntries> {
         let cache = Arc::new(BlockCache::default());
-        let mut entries = PartitionEntries { store, files, cache, held: BTreeMap::new() };
-        let mut states = Vec::new();
-        entries.store.scan(&KeyRange::prefix(&[ASSIGNMENT]), &mut |_, value| {
-            states.push(decode::<State>(value));
-            true
-        })?;
-        for state in states {
-            if let State::Assigned(new) = state? {
-                entries.hold(new)?;
+        let mut entries = PartitionEntries { store, files, cache, active: HashMap::new() };
+        for state in read_states(&*entries.store)? {
+            if let State::Assigned(new) = state {
+                let active = entries.opened(new)?;
+                entries.active.insert(active.partition().dir, active);
             }
         }
         Ok(entries)
     }
 
-    /// Adds an assignment that is stored.
-    fn hold(&mut self, new: NewAssignment) -> Result<()> {
+    /// Returns the key-value store.
+    pub(crate) fn store(&self) -> &Arc<dyn KeyValue> {
+        &self.store
+    }
+
+    /// Opens the tables of an assignment. Tables that other assignments have as well are opened
+    /// once.
+    fn opened(&self, new: NewAssignment) -> Result<Active> {
         let Assignment { number, tables, inodes, .. } = &new.assignment;
-        let number = *number;
-        let snapshot = TableSet::open(&*self.files, &self.cache, tables)?;
-        let stored = |kind| self.store.get(&numbered(kind, number));
+        let open = |table: &TableRef| match self.opened_table(table) {
+            Some(opened) => Ok(opened),
+            None => open_table(&*self.files, &self.cache, table),
+        };
+        let snapshot = TableSet::new(tables.iter().map(open).collect::<Result<_>>()?);
+        let stored = |kind| self.store.get(&numbered_key(kind, *number));
         let touched = stored(TOUCHED)?.map(|value| decode(&value)).transpose()?;
         // Numbers that were reserved before a restart may have been used.
         let next: Option<u64> = stored(NEXT_INODE)?.map(|value| decode(&value)).transpose()?;
         let next = next.unwrap_or(inodes.start);
-        self.held.insert(number, Held { new, snapshot, touched, inodes: next..next });
-        Ok(())
+        Ok(Active { new, snapshot, touched, inodes: next..next })
     }
 
-    /// Receives an assignment. An assignment that was received before is left as it is.
+    fn opened_table(&self, table: &TableRef) -> Option<Arc<Table>> {
+        self.active.values().find_map(|active| {
+            let at = active.new.assignment.tables.iter().position(|known| known == table)?;
+            Some(active.snapshot.table(at))
+        })
+    }
+
+    /// Receives an assignment. An assignment that was received before is left as it is. The entries
+    /// of earlier assignments of its directory were [removed](remove_ended).
     ///
     /// # Errors
-    /// `Stale` if it was taken back before; the errors of tables and commits.
+    /// `Stale` if it was taken back before; `Busy` if the directory has another assignment; the
+    /// errors of tables and commits.
     pub(crate) fn assign(&mut self, new: NewAssignment) -> Result<()> {
-        let Assignment { number, partition, .. } = new.assignment;
-        if self.held.contains_key(&number) {
-            return Ok(());
+        let number = new.assignment.number;
+        let failed = |kind| Err(Error::new(kind, "receive the assignment", number.to_string()));
+        match self.active.get(&new.dir.number) {
+            Some(active) if active.number() == number => return Ok(()),
+            Some(_) => return failed(ErrorKind::Busy),
+            None => {}
         }
         if number <= self.last_number()? {
-            return Err(Error::new(ErrorKind::Stale, "receive the assignment", number.to_string()));
+            return failed(ErrorKind::Stale);
         }
-        // Entries of an earlier assignment that the primary server has received.
-        self.remove_entries(partition)?;
+        let active = self.opened(new)?;
         let mut commit = Commit::new();
-        commit.put(&numbered(ASSIGNMENT, number), &encode(&State::Assigned(new.clone())));
+        commit.put(&numbered_key(ASSIGNMENT, number), &encode(&State::Assigned(active.new.clone())));
         commit.put(LAST_NUMBER, &encode(&number));
         self.store.commit(commit)?;
         self.store.sync()?;
-        self.hold(new)
+        self.active.insert(active.partition().dir, active);
+        Ok(())
     }
 
     /// Ends the operations on the names of an assignment. Without such an assignment, nothing is
     /// returned, and the assignment is not accepted any more.
     ///
     /// # Errors
-    /// `Busy` if another call has ended them already; the errors of reads and commits.
+    /// The errors of tables, reads and commits.
     pub(crate) fn end(&mut self, number: u64) -> Result<Ended> {
-        match self.store.get(&numbered(ASSIGNMENT, number))?.map(|value| decode(&value)).transpose()? {
-            Some(State::Returned(_, returned)) => Ok(Ended::Returned(returned)),
-            Some(State::Assigned(_)) => match self.held.remove(&number) {
-                Some(held) => {
-                    let (store, files) = (self.store.clone(), self.files.clone());
-                    Ok(Ended::Unwritten(Unwritten { held, store, files }))
-                }
-                None => Err(Error::new(ErrorKind::Busy, "return the assignment", number.to_string())),
-            },
+        let state = self.store.get(&numbered_key(ASSIGNMENT, number))?;
+        match state.map(|value| decode(&value)).transpose()? {
+            Some(State::Returned(assignment, returned)) => {
+                // The record was written, and its write-back has failed.
+                self.active.remove(&assignment.partition.dir);
+                self.store.sync()?;
+                Ok(Ended::Returned(returned))
+            }
+            Some(State::Assigned(new)) => {
+                let assignment = match self.active.remove(&new.dir.number) {
+                    Some(active) => active,
+                    // The write-back of the record has failed when the assignment was received.
+                    None => self.opened(new)?,
+                };
+                let (store, files) = (self.store.clone(), self.files.clone());
+                Ok(Ended::Unwritten(Unwritten { assignment, store, files }))
+            }
             None => {
                 if number > self.last_number()? {
                     let mut commit = Commit::new();
@@ -167,7 +198,7 @@ impl PartitionEntries {
                     self.store.commit(commit)?;
                     self.store.sync()?;
                 }
-                Ok(Ended::Returned(Returned::default()))
+                Ok(Ended::Returned(Returned { usage: Some(UsageChanges::default()), ..Returned::default() }))
             }
         }
     }
@@ -177,56 +208,30 @@ impl PartitionEntries {
     /// # Errors
     /// The errors of commits.
     pub(crate) fn record_return(&mut self, ended: &Unwritten, returned: &Returned) -> Result<()> {
-        let assignment = &ended.held.new.assignment;
+        let assignment = &ended.assignment.new.assignment;
         let state = State::Returned(assignment.clone(), returned.clone());
         let mut commit = Commit::new();
-        commit.put(&numbered(ASSIGNMENT, assignment.number), &encode(&state));
+        commit.put(&numbered_key(ASSIGNMENT, assignment.number), &encode(&state));
         self.store.commit(commit)?;
         self.store.sync()
     }
 
     /// Executes operations on the names of an assignment again, whose changes could not be written.
     pub(crate) fn resume(&mut self, ended: Unwritten) {
-        self.held.insert(ended.held.new.assignment.number, ended.held);
+        self.active.insert(ended.assignment.partition().dir, ended.assignment);
     }
 
-    /// Removes an assignment whose changes the primary server has received.
+    /// Returns the time of the last change of names of an assignment of a directory; `None` if
+    /// there was none.
     ///
     /// # Errors
-    /// The errors of commits.
-    pub(crate) fn forget(&mut self, number: u64) -> Result<()> {
-        let Some(value) = self.store.get(&numbered(ASSIGNMENT, number))? else { return Ok(()) };
-        let State::Returned(assignment, _) = decode(&value)? else {
-            return Err(Error::new(ErrorKind::InvalidInput, "forget the assignment", number.to_string()));
-        };
-        self.remove_entries(assignment.partition)?;
-        let mut commit = Commit::new();
-        for kind in [ASSIGNMENT, TOUCHED, NEXT_INODE] {
-            commit.delete(&numbered(kind, number));
+    /// `NotAssigned` if the server does not have the assignment.
+    pub(crate) fn touched(&self, dir: u64, number: u64) -> Result<Option<Timestamp>> {
+        let active = self.of_dir(dir)?;
+        match active.number() == number {
+            true => Ok(active.touched),
+            false => Err(Obstacle::NotAssigned.error()),
         }
-        self.store.commit(commit)
-    }
-
-    /// Returns the numbers of the assignments in the key-value store.
-    ///
-    /// # Errors
-    /// `Damaged`; the errors of reads.
-    pub(crate) fn numbers(&self) -> Result<Vec<u64>> {
-        let mut numbers = Vec::new();
-        self.store.scan(&KeyRange::prefix(&[ASSIGNMENT]), &mut |key, _| {
-            numbers.extend(key[1..].try_into().ok().map(u64::from_be_bytes));
-            true
-        })?;
-        Ok(numbers)
-    }
-
-    /// Returns the time of the last change of the names of a directory by this server; `None` if it
-    /// has changed none.
-    ///
-    /// # Errors
-    /// `NotAssigned` if the server has no partition of the directory.
-    pub(crate) fn touched(&self, dir: u64) -> Result<Option<Timestamp>> {
-        Ok(self.of_dir(dir)?.touched)
     }
 
     fn last_number(&self) -> Result<u64> {
@@ -234,42 +239,83 @@ impl PartitionEntries {
         Ok(last.map(|value| decode(&value)).transpose()?.unwrap_or(0))
     }
 
-    fn of_dir(&self, dir: u64) -> Result<&Held> {
-        let found = self.held.values().find(|held| held.partition().dir == dir);
-        found.ok_or_else(|| Obstacle::NotAssigned.error())
+    fn of_dir(&self, dir: u64) -> Result<&Active> {
+        self.active.get(&dir).ok_or_else(|| Obstacle::NotAssigned.error())
     }
 
     /// Returns the assignment to whose partitions a name belongs.
-    fn of_name(&self, dir: u64, name: &[u8]) -> Result<&Held> {
-        let is_here = |held: &&Held| held.partition().dir == dir && held.partition().contains(name);
-        self.held.values().find(is_here).ok_or_else(|| Obstacle::NotAssigned.error())
-    }
-
-    /// Returns the present entry of a name of an assignment.
-    fn entry(&self, held: &Held, key: &Key) -> Result<Option<Entry>> {
-        let value = match self.store.get(&entry_key(key.as_bytes()))? {
-            Some(value) => Some(value.to_vec()),
-            None => held.snapshot.get(key.as_bytes())?,
-        };
-        value.filter(|value| !value.is_empty()).map(|value| Entry::decode(&value)).transpose()
-    }
-
-    fn remove_entries(&self, partition: Partition) -> Result<()> {
-        let mut stored = stored_names(&*self.store, partition.dir);
-        let (mut key, mut value) = (Vec::new(), Vec::new());
-        let (mut commit, mut count) = (Commit::new(), 0);
-        while stored.next(&mut key, &mut value)? {
-            if split(&key).is_some_and(|(_, name)| partition.contains(name)) {
-                commit.delete(&entry_key(&key));
-                count += 1;
-            }
-            if count == REMOVED_AT_ONCE {
-                self.store.commit(std::mem::take(&mut commit))?;
-                count = 0;
-            }
+    fn of_name(&self, dir: u64, name: &[u8]) -> Result<&Active> {
+        let active = self.of_dir(dir)?;
+        match active.partition().contains(name) {
+            true => Ok(active),
+            false => Err(Obstacle::NotAssigned.error()),
         }
-        self.store.commit(commit)
     }
+}
+
+/// Returns the number of assignments in a key-value store that have not ended, or whose changes the
+/// primary server may not have received.
+///
+/// # Errors
+/// `Damaged`; the errors of reads.
+pub(crate) fn count_assignments(store: &dyn KeyValue) -> Result<usize> {
+    read_states(store).map(|states| states.len())
+}
+
+/// Removes the ended assignments of a directory and their entries, or only the assignment with this
+/// number. The primary server has received their changes, and the directory has no other
+/// assignment.
+///
+/// # Errors
+/// `InvalidInput` if the assignment was not returned; `Damaged`; the errors of commits.
+pub(crate) fn remove_ended(store: &dyn KeyValue, dir: Option<u64>, number: Option<u64>) -> Result<()> {
+    for state in read_states(store)? {
+        let assignment = match state {
+            State::Assigned(new) if Some(new.assignment.number) == number => {
+                let subject = new.assignment.number.to_string();
+                return Err(Error::new(ErrorKind::InvalidInput, "forget the assignment", subject));
+            }
+            State::Assigned(_) => continue,
+            State::Returned(assignment, _) => assignment,
+        };
+        if Some(assignment.partition.dir) != dir && Some(assignment.number) != number {
+            continue;
+        }
+        remove_entries(store, assignment.partition)?;
+        let mut commit = Commit::new();
+        for kind in [ASSIGNMENT, TOUCHED, NEXT_INODE] {
+            commit.delete(&numbered_key(kind, assignment.number));
+        }
+        store.commit(commit)?;
+    }
+    Ok(())
+}
+
+fn remove_entries(store: &dyn KeyValue, partition: Partition) -> Result<()> {
+    let mut stored = stored_names(store, partition.dir);
+    let (mut key, mut value) = (Vec::new(), Vec::new());
+    let (mut commit, mut count) = (Commit::new(), 0);
+    while stored.next(&mut key, &mut value)? {
+        if split(&key).is_some_and(|(_, name)| partition.contains(name)) {
+            commit.delete(&entry_key(&key));
+            count += 1;
+        }
+        if count == REMOVED_AT_ONCE {
+            store.commit(std::mem::take(&mut commit))?;
+            count = 0;
+        }
+    }
+    store.commit(commit)
+}
+
+/// Returns the states of all assignments in a key-value store.
+fn read_states(store: &dyn KeyValue) -> Result<Vec<State>> {
+    let mut states = Vec::new();
+    store.scan(&KeyRange::prefix(&[ASSIGNMENT]), &mut |_, value| {
+        states.push(decode::<State>(value));
+        true
+    })?;
+    states.into_iter().collect()
 }
 
 impl Unwritten {
@@ -278,7 +324,7 @@ impl Unwritten {
     /// # Errors
     /// `Damaged`; the errors of files.
     pub(crate) fn write(&self) -> Result<Returned> {
-        let Held { new, snapshot, touched, .. } = &self.held;
+        let Active { new, snapshot, touched, .. } = &self.assignment;
         let Assignment { number, partition, .. } = new.assignment;
         let mut usage = UsageChanges::default();
         let mut writer = None;
@@ -306,6 +352,7 @@ impl Unwritten {
             self.files.sync()?;
         }
         usage.remove_unchanged();
+        let usage = (usage.of_users().count() <= USERS_MAX).then_some(usage);
         Ok(Returned { table, touched: *touched, usage })
     }
 }
@@ -319,15 +366,20 @@ impl Entries for PartitionEntries {
     const IS_SHARED: bool = true;
 
     fn get(&self, key: &Key) -> Result<Option<Entry>> {
-        let Some((dir, name)) = split(key.as_bytes()) else { return Err(Obstacle::NeedsPrimary.error()) };
+        let (dir, name) = split(key.as_bytes()).ok_or_else(|| Obstacle::NeedsPrimary.error())?;
         if dir == LINKED {
             return Err(Obstacle::NeedsPrimary.error());
         }
         if name.is_empty() {
-            let held = self.of_dir(dir)?;
-            return Ok(Some(Entry::Inode(held.new.dir.clone())));
+            return Ok(Some(Entry::Inode(self.of_dir(dir)?.new.dir.clone())));
         }
-        match self.entry(self.of_name(dir, name)?, key)? {
+        let active = self.of_name(dir, name)?;
+        let value = match self.store.get(&entry_key(key.as_bytes()))? {
+            Some(value) => Some(value.to_vec()),
+            None => active.snapshot.get(key.as_bytes())?,
+        };
+        let value = value.filter(|value| !value.is_empty());
+        match value.map(|value| Entry::decode(&value)).transpose()? {
             // The inode is not in the partition.
             Some(Entry::Dir { .. } | Entry::Link { .. }) => Err(Obstacle::NeedsPrimary.error()),
             entry => Ok(entry),
@@ -342,9 +394,7 @@ impl Entries for PartitionEntries {
         let mut commit = Commit::with_capacity(changes.len());
         let mut touched = Vec::new();
         for (key, entry) in changes {
-            let Some((dir, name)) = split(key.as_bytes()) else {
-                return Err(Obstacle::NeedsPrimary.error());
-            };
+            let (dir, name) = split(key.as_bytes()).ok_or_else(|| Obstacle::NeedsPrimary.error())?;
             if !name.is_empty() {
                 self.of_name(dir, name)?;
                 if matches!(entry, Some(Entry::Dir { .. } | Entry::Link { .. })) {
@@ -354,51 +404,44 @@ impl Entries for PartitionEntries {
                 continue;
             }
             // Only the times of the directory may differ.
-            let held = self.of_dir(dir)?;
-            let (number, before) = (held.new.assignment.number, &held.new.dir);
+            let active = self.of_dir(dir)?;
+            let before = &active.new.dir;
             let Some(Entry::Inode(inode)) = entry else { return Err(Obstacle::NeedsPrimary.error()) };
-            let modified = inode.modified;
+            let changed = inode.changed;
             if (Inode { modified: before.modified, changed: before.changed, ..inode }) != *before {
                 return Err(Obstacle::NeedsPrimary.error());
             }
-            let latest = held.touched.map_or(modified, |touched| touched.max(modified));
-            commit.put(&numbered(TOUCHED, number), &encode(&latest));
-            touched.push((number, latest));
+            let latest = active.touched.map_or(changed, |touched| touched.max(changed));
+            commit.put(&numbered_key(TOUCHED, active.number()), &encode(&latest));
+            touched.push((dir, latest));
         }
         self.store.commit(commit)?;
-        for (number, latest) in touched {
-            if let Some(held) = self.held.get_mut(&number) {
-                held.touched = Some(latest);
+        for (dir, latest) in touched {
+            if let Some(active) = self.active.get_mut(&dir) {
+                active.touched = Some(latest);
             }
         }
         Ok(())
     }
 
     fn new_inode(&mut self) -> Result<u64> {
-        let full = || Error::new(ErrorKind::NoSpace, "reserve inode numbers", "");
-        for (number, held) in &mut self.held {
-            let end = held.new.assignment.inodes.end;
-            if held.inodes.is_empty() && held.inodes.end < end {
-                let next = held.inodes.end.saturating_add(INODES_RESERVED).min(end);
+        for active in self.active.values_mut() {
+            let end = active.new.assignment.inodes.end;
+            if active.inodes.is_empty() && active.inodes.end < end {
+                let next = active.inodes.end.saturating_add(INODES_RESERVED).min(end);
                 let mut commit = Commit::new();
-                commit.put(&numbered(NEXT_INODE, *number), &encode(&next));
+                commit.put(&numbered_key(NEXT_INODE, active.number()), &encode(&next));
                 self.store.commit(commit)?;
-                held.inodes.end = next;
+                active.inodes.end = next;
             }
-            if let Some(inode) = held.inodes.next() {
+            if let Some(inode) = active.inodes.next() {
                 return Ok(inode);
             }
         }
-        Err(full())
+        Err(Error::new(ErrorKind::NoSpace, "reserve inode numbers", ""))
     }
 
     fn sync(&mut self) -> Result<()> {
         self.store.sync()
     }
-}
-
-fn numbered(kind: u8, number: u64) -> [u8; 9] {
-    let mut key = [kind; 9];
-    key[1..].copy_from_slice(&number.to_be_bytes());
-    key
 }

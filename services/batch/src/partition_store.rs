@@ -12,14 +12,20 @@ use crate::files::TableFiles;
 use crate::name_space::NameSpace;
 use crate::names::Names;
 use crate::partition::{NewAssignment, Returned};
-use crate::partition_entries::{Ended, PartitionEntries};
+use crate::partition_entries::{Ended, PartitionEntries, count_assignments, remove_ended};
 
 /// The partitions of a partition server.
-#[derive(Debug)]
 pub struct PartitionStore {
     names: RwLock<Names<PartitionEntries>>,
-    /// Held while the changes of an assignment are written to a table.
-    returning: Mutex<()>,
+    store: Arc<dyn KeyValue>,
+    /// Held while assignments are received, returned and forgotten.
+    changing: Mutex<()>,
+}
+
+impl std::fmt::Debug for PartitionStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PartitionStore").finish_non_exhaustive()
+    }
 }
 
 impl PartitionStore {
@@ -28,8 +34,9 @@ impl PartitionStore {
     /// # Errors
     /// `Damaged`; the errors of the tables.
     pub fn open(store: Arc<dyn KeyValue>, tables: Arc<dyn TableFiles>) -> Result<PartitionStore> {
-        let names = RwLock::new(Names(PartitionEntries::open(store, tables)?));
-        Ok(PartitionStore { names, returning: Mutex::default() })
+        let entries = PartitionEntries::open(store, tables)?;
+        let store = entries.store().clone();
+        Ok(PartitionStore { names: RwLock::new(Names(entries)), store, changing: Mutex::default() })
     }
 
     /// Returns the names of the partitions. An operation on other names fails with an
@@ -38,11 +45,15 @@ impl PartitionStore {
         &self.names
     }
 
-    /// Receives an assignment. An assignment that was received before is left as it is.
+    /// Receives an assignment. An assignment that was received before is left as it is. The primary
+    /// server has received the changes of all earlier assignments of the directory.
     ///
     /// # Errors
-    /// `Stale` if it was taken back before; the errors of tables and commits.
+    /// `Stale` if it was taken back before; `Busy` if the directory has another assignment; the
+    /// errors of tables and commits.
     pub fn assign(&self, new: NewAssignment) -> Result<()> {
+        let _one = lock(&self.changing);
+        remove_ended(&*self.store, Some(new.dir.number), None)?;
         write_lock(&self.names).0.assign(new)
     }
 
@@ -52,7 +63,7 @@ impl PartitionStore {
     /// # Errors
     /// The errors of files and commits. Then the assignment has not ended.
     pub fn give_back(&self, number: u64) -> Result<Returned> {
-        let _one = lock(&self.returning);
+        let _one = lock(&self.changing);
         let ended = match write_lock(&self.names).0.end(number)? {
             Ended::Returned(returned) => return Ok(returned),
             Ended::Unwritten(ended) => ended,
@@ -74,16 +85,17 @@ impl PartitionStore {
     /// # Errors
     /// `InvalidInput` if the assignment was not returned; the errors of commits.
     pub fn forget(&self, number: u64) -> Result<()> {
-        write_lock(&self.names).0.forget(number)
+        let _one = lock(&self.changing);
+        remove_ended(&*self.store, None, Some(number))
     }
 
-    /// Returns the time of the last change of the names of a directory by this server; `None` if it
-    /// has changed none.
+    /// Returns the time of the last change of names of an assignment of a directory; `None` if
+    /// there was none.
     ///
     /// # Errors
-    /// [`Obstacle::NotAssigned`](crate::Obstacle) if it has no partition of the directory.
-    pub fn touched(&self, dir: u64) -> Result<Option<Timestamp>> {
-        read_lock(&self.names).0.touched(dir)
+    /// [`Obstacle::NotAssigned`](crate::Obstacle) if the server does not have the assignment.
+    pub fn touched(&self, dir: u64, number: u64) -> Result<Option<Timestamp>> {
+        read_lock(&self.names).0.touched(dir, number)
     }
 
     /// Returns the number of assignments that have not ended, or whose changes the primary server
@@ -92,7 +104,7 @@ impl PartitionStore {
     /// # Errors
     /// The errors of reads.
     pub fn assignments(&self) -> Result<usize> {
-        Ok(read_lock(&self.names).0.numbers()?.len())
+        count_assignments(&*self.store)
     }
 
     /// Waits until all changes survive a power failure.

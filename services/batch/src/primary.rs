@@ -147,12 +147,12 @@ impl Primary {
         self.image.take_back_all()
     }
 
-    /// Waits until no directory is being divided, and no partitions are being taken back.
+    /// Waits until a directory is not being divided, and its partitions are not being taken back.
     ///
     /// # Errors
     /// `Unavailable` if the store has no partition servers.
-    pub fn await_division(&self) -> Result<()> {
-        self.image.await_division()
+    pub fn await_division(&self, dir: u64) -> Result<()> {
+        self.image.await_division(dir)
     }
 
     /// Returns the servers of a directory if a partition server executes the operations on this
@@ -520,9 +520,13 @@ impl Primary {
     }
 
     /// Returns the use and the limit of the store, the common limit of users, and then, for each
-    /// user with a use or an own limit, both of them, in the order of the users.
-    pub fn quotas(&self) -> Vec<Quota> {
-        self.image.read().0.quotas()
+    /// user with a use or an own limit, both of them, in the order of the users. The use includes
+    /// that of partitions.
+    ///
+    /// # Errors
+    /// The errors of partition servers and of files.
+    pub fn quotas(&self) -> Result<Vec<Quota>> {
+        Ok(self.image.write_complete()?.0.quotas())
     }
 
     /// Changes a limit of the use. A limit below the present use refuses increases only.

@@ -76,11 +76,11 @@ pub enum Request {
     Record { batch: u64 },
     Entries { batch: u64, dir: u64, of: EntriesOf },
     TakeBack { dir: u64 },
-    AwaitDivision,
+    AwaitDivision { dir: u64 },
     Assign(Box<NewAssignment>),
     GiveBack { number: u64 },
     Forget { number: u64 },
-    Touched { dir: u64 },
+    Touched { dir: u64, number: u64 },
 }
 
 /// The end of a verification by an auxiliary server.
@@ -256,7 +256,7 @@ impl Request {
             | Request::SetLimit { .. }
             | Request::Record { .. }
             | Request::TakeBack { .. }
-            | Request::AwaitDivision
+            | Request::AwaitDivision { .. }
             | Request::GiveBack { .. }
             | Request::Forget { .. }
             | Request::Touched { .. }
@@ -355,7 +355,7 @@ impl Request {
             | Request::Record { .. }
             | Request::Entries { .. }
             | Request::TakeBack { .. }
-            | Request::AwaitDivision
+            | Request::AwaitDivision { .. }
             | Request::Assign(_)
             | Request::GiveBack { .. }
             | Request::Forget { .. }
@@ -390,7 +390,7 @@ impl Request {
             | Request::Record { .. }
             | Request::Entries { .. }
             | Request::TakeBack { .. }
-            | Request::AwaitDivision
+            | Request::AwaitDivision { .. }
             | Request::Assign(_)
             | Request::GiveBack { .. }
             | Request::Forget { .. }

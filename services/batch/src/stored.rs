@@ -180,7 +180,12 @@ pub(crate) fn entry_key(key: &[u8]) -> Vec<u8> {
 
 /// Returns the key of the record of a batch.
 pub(crate) fn batch_key(number: u64) -> [u8; 9] {
-    let mut key = [BATCH; 9];
+    numbered_key(BATCH, number)
+}
+
+/// Returns a key of a kind of values that have numbers.
+pub(crate) fn numbered_key(kind: u8, number: u64) -> [u8; 9] {
+    let mut key = [kind; 9];
     key[1..].copy_from_slice(&number.to_be_bytes());
     key
 }
@@ -197,12 +202,12 @@ pub(crate) fn read_batches(store: &dyn KeyValue) -> Result<Vec<BatchRecord>> {
 
 /// Adds an assignment of partitions to a commit.
 pub(crate) fn put_assignment(commit: &mut Commit, assignment: &Assignment) {
-    commit.put(&assignment_key(assignment.number), &encode(assignment));
+    commit.put(&numbered_key(ASSIGNMENT, assignment.number), &encode(assignment));
 }
 
 /// Removes an assignment of partitions with a commit.
 pub(crate) fn delete_assignment(commit: &mut Commit, number: u64) {
-    commit.delete(&assignment_key(number));
+    commit.delete(&numbered_key(ASSIGNMENT, number));
 }
 
 /// Returns the assignments of partitions, in the order of their numbers.
@@ -213,12 +218,6 @@ pub(crate) fn read_assignments(store: &dyn KeyValue) -> Result<Vec<Assignment>> 
         true
     })?;
     assignments.into_iter().collect()
-}
-
-fn assignment_key(number: u64) -> [u8; 9] {
-    let mut key = [ASSIGNMENT; 9];
-    key[1..].copy_from_slice(&number.to_be_bytes());
-    key
 }
 
 /// Returns the use of each user, or `None` if it is not counted yet.

@@ -33,7 +33,7 @@ fn limit_bytes(primary: &Primary, subject: QuotaSubject, bytes: u64) {
 }
 
 fn usage_of(primary: &Primary, subject: QuotaSubject) -> Usage {
-    let quotas = primary.quotas();
+    let quotas = primary.quotas().unwrap();
     quotas.iter().find(|quota| quota.subject == subject).map_or(Usage::default(), |quota| quota.usage)
 }
 
@@ -260,7 +260,7 @@ fn limits_and_the_use_of_prepared_batches_are_there_after_the_store_is_opened_ag
     limit_inodes(&fixture.primary, OF_USER, 4);
     limit_bytes(&fixture.primary, QuotaSubject::EachUser, 100);
     set(&fixture.primary, QuotaSubject::User(OTHER), NumberChange::Keep, NumberChange::Set(UNLIMITED));
-    let quotas = fixture.primary.quotas();
+    let quotas = fixture.primary.quotas().unwrap();
     drop(fixture);
     let lost = Arc::new(MemoryStore::new());
     Image::rebuild(&*lost, &TableDir::new(File::open(&image).unwrap().into())).unwrap();
@@ -268,14 +268,14 @@ fn limits_and_the_use_of_prepared_batches_are_there_after_the_store_is_opened_ag
         quotas.iter().map(|quota| (quota.subject, quota.limit.inodes, quota.limit.bytes)).collect()
     };
     let primary = open(&store);
-    assert_eq!(primary.quotas(), quotas);
+    assert_eq!(primary.quotas().unwrap(), quotas);
     let names = primary.name_space();
     let refused = names.create(other, b"mine", NewNode::File, FILE, NOW);
     assert_refused(refused, "user 1000 would have 5 inodes; the limit is 4");
     drop((names, primary));
     // The copy of the description has the limits, and not the use of prepared batches.
     let primary = open(&lost);
-    assert_eq!(limits(&primary.quotas()), limits(&quotas));
+    assert_eq!(limits(&primary.quotas().unwrap()), limits(&quotas));
     assert_eq!(usage_of(&primary, OF_USER).inodes, 3);
 }
 

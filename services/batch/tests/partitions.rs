@@ -10,7 +10,7 @@ use quell_batch_service::{
     PartitionServers, PartitionStore, Place, Primary, Quota, QuotaSubject, ROOT, Removed, Renamed, Returned,
     Timestamp,
 };
-use quell_kv::MemoryStore;
+use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
 use quell_testkit::Random;
 use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time};
 
@@ -22,9 +22,68 @@ fn sequences() -> u64 {
     std::env::var("QUELL_HISTORIES").map_or(60, |text| text.parse().expect("a number"))
 }
 
+/// A key-value store whose process ends at a call.
+struct Ending {
+    store: MemoryStore,
+    /// The number of calls until the end. `None`: it does not end.
+    calls: Mutex<Option<u64>>,
+}
+
+impl Ending {
+    fn new() -> Arc<Ending> {
+        Arc::new(Ending { store: MemoryStore::new(), calls: Mutex::new(None) })
+    }
+
+    fn end_after(&self, calls: Option<u64>) {
+        *self.calls.lock().unwrap() = calls;
+    }
+
+    fn has_ended(&self) -> bool {
+        *self.calls.lock().unwrap() == Some(0)
+    }
+
+    /// Counts a call. From the end on, all calls fail.
+    fn count(&self) -> Result<()> {
+        match &mut *self.calls.lock().unwrap() {
+            None => Ok(()),
+            Some(0) => Err(Error::new(ErrorKind::Os(5), "use a process that has ended", "")),
+            Some(calls) => {
+                *calls -= 1;
+                Ok(())
+            }
+        }
+    }
+}
+
+impl KeyValue for Ending {
+    fn get(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.count()?;
+        self.store.get(key)
+    }
+
+    fn scan(&self, range: &KeyRange<'_>, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
+        self.count()?;
+        self.store.scan(range, visit)
+    }
+
+    fn commit(&self, batch: Batch) -> Result<()> {
+        self.count()?;
+        self.store.commit(batch)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.count()?;
+        self.store.sync()
+    }
+
+    fn size_bytes(&self) -> Result<u64> {
+        self.store.size_bytes()
+    }
+}
+
 /// A partition server in this process.
 struct Server {
-    store: Arc<MemoryStore>,
+    store: Arc<Ending>,
     /// `None` if it is not running.
     running: Mutex<Option<Arc<PartitionStore>>>,
     /// The number of assignments that it refuses.
@@ -40,11 +99,7 @@ struct Servers {
 
 impl Servers {
     fn new(fixture: &Fixture, count: usize) -> Servers {
-        let server = |_| Server {
-            store: Arc::new(MemoryStore::new()),
-            running: Mutex::new(None),
-            refuses: Mutex::new(0),
-        };
+        let server = |_| Server { store: Ending::new(), running: Mutex::new(None), refuses: Mutex::new(0) };
         let files = Arc::new(tables(&fixture.directory.path().join("image")));
         Servers { files, servers: Arc::new((0..count).map(server).collect()) }
     }
@@ -84,8 +139,12 @@ impl PartitionServers for Servers {
         self.server(assignment.server).forget(assignment.number)
     }
 
-    fn touched(&self, server: u32, dir: u64) -> Result<Option<Timestamp>> {
-        self.server(server).touched(dir)
+    fn touched(&self, server: u32, dir: u64, number: u64) -> Result<Option<Timestamp>> {
+        self.server(server).touched(dir, number)
+    }
+
+    fn sync(&self, server: u32) -> Result<()> {
+        self.server(server).sync()
     }
 }
 
@@ -340,7 +399,7 @@ fn a_directory_is_used_as_before_if_a_server_accepts_no_partition() {
 
 #[test]
 fn an_assignment_that_was_taken_back_before_it_was_received_is_refused() {
-    let (fixture, servers) = divided(1, 10);
+    let (fixture, servers) = divided(1, 0);
     let client = Client { primary: &fixture.primary, servers: &servers };
     let dir = make_dir(&client, ROOT, "large");
     (0..10).for_each(|number| drop(make_file(&client, dir, &format!("file-{number}"))));
@@ -348,7 +407,8 @@ fn an_assignment_that_was_taken_back_before_it_was_received_is_refused() {
     let server = servers.server(1);
     let partition = quell_batch_service::Partition { dir, depth: 1, slots: 2, slot: 1 };
     let assignment = Assignment { number: 1 << 30, server: 1, partition, tables: Vec::new(), inodes: 0..1 };
-    assert_eq!(server.give_back(assignment.number).unwrap(), Returned::default());
+    let returned = server.give_back(assignment.number).unwrap();
+    assert_eq!((returned.table, returned.touched), (None, None));
     let refused = server.assign(NewAssignment { assignment, dir: inode }).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Stale);
 }
@@ -397,4 +457,72 @@ fn operations_of_several_threads_on_a_divided_directory_are_all_kept() {
     let client = Client { primary: &fixture.primary, servers: &servers };
     assert_eq!(inode_numbers(&client, dir).len(), 4 * 200);
     fixture.check("after all threads");
+}
+
+/// Ends one of the processes at a call of its key-value store, in cases that a seed determines. All
+/// operations that have returned before are kept, and the interrupted one was executed or not.
+#[test]
+fn no_operation_is_lost_if_a_process_ends_at_any_call() {
+    let (mut interrupted, mut of_primary) = (0, 0);
+    for seed in 0..sequences() * 5 {
+        let mut random = Random::new(seed);
+        let count = 1 + random.below(3);
+        let fixture = Fixture::new();
+        let servers = Servers::new(&fixture, count);
+        let store = Ending::new();
+        quell_batch_service::Image::create(&*store, 7, NEW, NOW).unwrap();
+        let open = |servers: &Servers| {
+            let primary = Primary::open(store.clone(), servers.files.clone()).unwrap();
+            primary.with_partition_servers(Box::new(servers.clone()), 2)
+        };
+        let mut primary = open(&servers);
+        let model = RwLock::new(MemoryEntries::new(NEW, NOW));
+        for round in 0..4 {
+            let ends = random.below(count + 1);
+            let ending = if ends == 0 { &store } else { &servers.servers[ends - 1].store }.clone();
+            ending.end_after(Some(1 + random.below(200) as u64));
+            for step in 0..60 {
+                let operation = operation(&mut random);
+                let before = model.read().unwrap().0.clone();
+                let found = operation.run(&Client { primary: &primary, servers: &servers });
+                let expected = operation.run(&model);
+                let kind = |result: Result<()>| result.map_err(|error| error.kind);
+                if !ending.has_ended() {
+                    let text = format!("seed {seed}, {round}.{step}, {operation:?}");
+                    assert_eq!(kind(found), kind(expected), "{text}");
+                    continue;
+                }
+                // The process is replaced, and the others continue.
+                ending.end_after(None);
+                interrupted += 1;
+                if ends == 0 {
+                    of_primary += 1;
+                    primary = open(&servers);
+                } else {
+                    servers.end(ends as u32);
+                }
+                let after = tree(&Client { primary: &primary, servers: &servers });
+                let was_executed = after == tree(&model);
+                let model_before = RwLock::new(quell_batch_service::Names(before));
+                let text = format!("seed {seed}, {round}.{step}, {operation:?}");
+                assert!(
+                    was_executed || after == tree(&model_before),
+                    "{text}: {after:?}, {:?}",
+                    tree(&model)
+                );
+                if !was_executed {
+                    *model.write().unwrap() = model_before.into_inner().unwrap();
+                }
+                break;
+            }
+            ending.end_after(None);
+        }
+        let names = Client { primary: &primary, servers: &servers };
+        assert_eq!(tree(&names), tree(&model), "seed {seed}");
+        let mut problems = Vec::new();
+        primary.check(false, &mut |problem| problems.push(problem.clone())).unwrap();
+        assert_eq!(problems, [], "seed {seed}");
+    }
+    let enough = sequences() as usize;
+    assert!(interrupted > enough && of_primary > enough / 4, "{interrupted} {of_primary}");
 }

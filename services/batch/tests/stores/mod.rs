@@ -222,7 +222,7 @@ pub fn usage(primary: &Primary) -> Vec<(u32, Usage)> {
         QuotaSubject::User(uid) => Some((uid, quota.usage)),
         QuotaSubject::Store | QuotaSubject::EachUser => None,
     };
-    primary.quotas().into_iter().filter_map(of_user).collect()
+    primary.quotas().unwrap().into_iter().filter_map(of_user).collect()
 }
 
 /// Returns the inode of a file of 7 bytes.
