@@ -137,30 +137,31 @@ pub struct BatchServeArgs {
     pub clients: u16,
     /// Wait this time until a process of `quell batch verify` is idle, and then for its result;
     /// after this time, the server verifies the batch itself.
-    #[arg(long, value_name = "SECONDS", default_value_t = VERIFICATION_LIMIT_S, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, conflicts_with = "partitions", value_name = "SECONDS", default_value_t = VERIFICATION_LIMIT_S, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub verification_limit: u64,
     /// Run a partition server: it executes operations on the names of large directories together
-    /// with the server of the store, which must run as well. A store can have 255 of them.
+    /// with the server of the store, which must run as well. A store can have at most 255 partition
+    /// servers.
     ///
     /// Clients and the server of the store find it in the directory of the store. If it ends, the
-    /// server of the store takes its names back. Only a store of one user, without limits, has its
-    /// directories divided.
+    /// server of the store executes the operations on these names again. Directories are divided
+    /// only in a store that is not a store for a group and has no limits (`quell batch quota`).
     #[arg(long, conflicts_with = "idle")]
     pub partitions: bool,
-    /// Divide a directory among the server and the partition servers after this number of creations
-    /// in it; 0: never.
+    /// Distribute the names of a directory over the server and the partition servers after this
+    /// number of creations in the directory; 0: never.
     #[arg(long, value_name = "CREATIONS", default_value_t = DIVIDE_AFTER, conflicts_with = "partitions")]
     pub divide_after: u64,
     /// Return as soon as clients can connect, and let the server run in the background. Fails if
-    /// the store has a server already.
+    /// the store has a server already, unless it is a partition server that starts.
     #[arg(long)]
     pub background: bool,
     /// End the server when it has had no client for this time.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub idle: Option<u64>,
-    /// End the server of the store on this node, or with --partitions its partition servers on this
-    /// node, and wait for the end. A server answers the requests and completes the commits that it
-    /// has begun.
+    /// End the server of the store on this node, or with --partitions all partition servers of the
+    /// store on this node, and wait until they have ended. A server answers the requests and
+    /// completes the commits that it has begun.
     #[arg(long, conflicts_with_all = ["listen", "background", "idle", "json"])]
     pub stop: bool,
     /// Print the store and the address as a line of JSON, as soon as clients can connect.

@@ -178,7 +178,7 @@ fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
     for server in &partitions {
         let number = server.number;
         match &server.counters {
-            None => outln!("partition server {number}: cannot be reached"),
+            None => outln!("partition server {number}: is not running, or cannot be reached"),
             Some(counters) => {
                 let value = |name: &str| {
                     let found = counters.iter().find(|(counter, _)| counter == name);
@@ -286,7 +286,7 @@ fn json_of_auxiliary(server: &AuxiliarySummary) -> Value {
 fn json_of_partition_server(server: &PartitionServerSummary) -> Value {
     let counters = server.counters.iter().flatten();
     let counters: Map<String, Value> = counters.map(|(name, value)| (name.clone(), json!(value))).collect();
-    json!({ "number": server.number, "is_running": server.counters.is_some(), "counters": counters })
+    json!({ "number": server.number, "is_reachable": server.counters.is_some(), "counters": counters })
 }
 
 fn json_of_snapshot(snapshot: &SnapshotSummary) -> Value {

@@ -32,10 +32,12 @@ pub fn start(args: &BatchServeArgs) -> Result<String, Failure> {
     let BatchServeArgs { partitions, divide_after, .. } = args;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("quell").args(["batch", "serve", "--detached"]);
-    command.arg(format!("--clients={clients}")).arg(format!("--verification-limit={verification_limit}"));
+    command.arg(format!("--clients={clients}"));
     match partitions {
         true => command.arg("--partitions"),
-        false => command.arg(format!("--divide-after={divide_after}")),
+        false => command
+            .arg(format!("--divide-after={divide_after}"))
+            .arg(format!("--verification-limit={verification_limit}")),
     };
     command.args(listen.iter().map(|address| format!("--listen={address}")));
     command.args(advertise.iter().map(|address| format!("--advertise={address}")));

@@ -203,8 +203,9 @@ impl Server {
     }
 
     /// Refuses new connections and requests, and the commits that wait for a thread, answers the
-    /// requests that were begun, for at most `limit`, ends the threads, and waits until all changes
-    /// survive a power failure. A second call does nothing.
+    /// requests that were begun, for at most `limit`, ends the threads, takes the partitions of all
+    /// directories back, and waits until all changes survive a power failure. A second call does
+    /// nothing.
     ///
     /// # Errors
     /// The errors of the store.

@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use quell_batch_service::{PartitionMap, Place, Reply, Request};
+use quell_batch_service::{Content, FoundNode, Inode, PartitionMap, Place, Reply, Request, Timestamp};
 use quell_threads::lock;
 use quell_vfs::{Error, Result};
 
@@ -15,12 +16,68 @@ use crate::served_names::Server;
 /// The largest number of directories whose servers are known.
 const DIRS_MAX: usize = 1024;
 
+/// The time by which this client can know changes of the times of a divided directory by others
+/// later than the primary server.
+const TIMES_KEPT: Duration = Duration::from_secs(1);
+
 /// The servers of a store.
 pub(crate) struct PartitionClients {
     primary: Arc<Remote>,
     partitions: Connections,
-    /// The servers of directories, as far as this client knows them.
-    maps: Mutex<HashMap<u64, PartitionMap>>,
+    known: Mutex<KnownDirs>,
+}
+
+/// The divided directories that a client knows.
+#[derive(Default)]
+struct KnownDirs {
+    dirs: HashMap<u64, Known>,
+    /// The directories by the number of the directory above and their name there.
+    by_name: HashMap<u64, HashMap<Vec<u8>, u64>>,
+}
+
+/// The knowledge of a client about a divided directory.
+struct Known {
+    map: PartitionMap,
+    /// The time of the last known change of its names. A program sees its own changes at once.
+    touched: Option<Timestamp>,
+    /// The time of the last request for its attributes to the primary server.
+    asked: Option<Instant>,
+}
+
+impl KnownDirs {
+    /// Adds a divided directory, or replaces its servers.
+    fn insert(&mut self, dir: u64, map: PartitionMap) {
+        if self.dirs.len() >= DIRS_MAX {
+            *self = KnownDirs::default();
+        }
+        match self.dirs.get_mut(&dir) {
+            Some(known) => known.map = map,
+            None => drop(self.dirs.insert(dir, Known { map, touched: None, asked: None })),
+        }
+    }
+
+    /// Adds the attributes of a divided directory that the primary server has returned.
+    fn note_attributes(&mut self, inode: &Inode) {
+        let Some(known) = self.dirs.get_mut(&inode.number) else { return };
+        known.touched = known.touched.max(Some(inode.changed));
+        known.asked = Some(Instant::now());
+        if let Content::Parent { dir, name } = &inode.content {
+            self.by_name.entry(*dir).or_default().insert(name.clone(), inode.number);
+        }
+    }
+
+    /// Returns a partition server that knows the attributes of the directory to which a request
+    /// refers. As long as the directory is divided, only its times change.
+    fn server_of_attributes(&self, request: &Request) -> Option<(u64, u32)> {
+        let dir = match request {
+            Request::Find { number, place: Place::Dir(_) } => *number,
+            Request::Lookup { dir, name } => *self.by_name.get(dir)?.get(&name.0)?,
+            _ => return None,
+        };
+        let known = self.dirs.get(&dir)?;
+        let is_recent = known.asked.is_some_and(|asked| asked.elapsed() < TIMES_KEPT);
+        known.map.any_server().filter(|_| is_recent).map(|server| (dir, server))
+    }
 }
 
 impl std::fmt::Debug for PartitionClients {
@@ -32,26 +89,70 @@ impl std::fmt::Debug for PartitionClients {
 impl PartitionClients {
     pub(crate) fn new(primary: Arc<Remote>) -> Result<PartitionClients> {
         let partitions = Connections::new(primary.dir().duplicate()?);
-        Ok(PartitionClients { primary, partitions, maps: Mutex::default() })
+        Ok(PartitionClients { primary, partitions, known: Mutex::default() })
     }
 
     fn server_of(&self, dir: u64, name: &[u8]) -> Option<u32> {
-        lock(&self.maps).get(&dir)?.server_of(name)
+        lock(&self.known).dirs.get(&dir)?.map.server_of(name)
     }
 
     fn remember(&self, dir: u64, map: PartitionMap) {
-        let mut maps = lock(&self.maps);
-        if maps.len() >= DIRS_MAX {
-            maps.clear();
+        lock(&self.known).insert(dir, map);
+    }
+
+    /// Notes a change of the names of a directory by a partition server.
+    fn note_change(&self, dir: u64, request: &Request) {
+        if let Request::Create { now, .. } | Request::Remove { now, .. } = request
+            && let Some(known) = lock(&self.known).dirs.get_mut(&dir)
+        {
+            known.touched = known.touched.max(Some(*now));
         }
-        maps.insert(dir, map);
+    }
+
+    /// Returns the attributes of a divided directory from a partition server. `None` if the primary
+    /// server must be asked.
+    fn attributes(&self, request: &Request) -> Result<Option<Reply>> {
+        let Some((dir, server)) = lock(&self.known).server_of_attributes(request) else { return Ok(None) };
+        let find = Request::Find { number: dir, place: Place::Dir(dir) };
+        let Called::Reply(Reply::Found(Some(mut found))) = self.partitions.call(server, &find)? else {
+            // The next operation on a name finds the servers.
+            lock(&self.known).dirs.remove(&dir);
+            return Ok(None);
+        };
+        // A directory that was renamed is looked up by the primary server.
+        let is_found = match (request, &found.inode.content) {
+            (Request::Lookup { dir, name }, Content::Parent { dir: above, name: present }) => {
+                dir == above && name.0 == *present
+            }
+            _ => true,
+        };
+        if !is_found {
+            return Ok(None);
+        }
+        if let Some(Known { touched: Some(touched), .. }) = lock(&self.known).dirs.get(&dir) {
+            found.inode.touch(*touched);
+        }
+        Ok(Some(Reply::Found(Some(found))))
+    }
+
+    /// Sends a request to the primary server.
+    fn call_primary(&self, request: &Request) -> Result<Reply> {
+        let mut reply = self.primary.call(request)?;
+        if let Reply::Found(Some(FoundNode { place: Place::Dir(dir), inode })) = &mut reply {
+            let mut known = lock(&self.known);
+            known.note_attributes(inode);
+            if let Some(Known { touched: Some(touched), .. }) = known.dirs.get(dir) {
+                inode.touch(*touched);
+            }
+        }
+        Ok(reply)
     }
 
     /// Makes the primary server take back the partitions of a directory.
     fn take_back(&self, dir: u64) -> Result<()> {
         match self.primary.call(&Request::TakeBack { dir })? {
             Reply::Done => {
-                lock(&self.maps).remove(&dir);
+                lock(&self.known).dirs.remove(&dir);
                 Ok(())
             }
             _ => Err(self.primary.unexpected_reply()),
@@ -63,7 +164,7 @@ impl PartitionClients {
         let mut has_waited = false;
         loop {
             let Some(server) = self.server_of(dir, name) else {
-                match self.primary.call(request)? {
+                match self.call_primary(request)? {
                     Reply::Partitions(map) => self.remember(dir, map),
                     reply => return Ok(reply),
                 }
@@ -75,8 +176,11 @@ impl PartitionClients {
                         return Ok(reply);
                     }
                 }
-                Called::Reply(Reply::NeedsPrimary) => return self.call_primary(dir, request),
-                Called::Reply(reply) => return Ok(reply),
+                Called::Reply(Reply::NeedsPrimary) => return self.call_undivided(dir, request),
+                Called::Reply(reply) => {
+                    self.note_change(dir, request);
+                    return Ok(reply);
+                }
                 Called::Unreachable { error, may_be_executed } => {
                     match may_be_executed && !request.is_repeatable() {
                         true => return Err(error),
@@ -97,10 +201,10 @@ impl PartitionClients {
         has_waited: &mut bool,
     ) -> Result<Option<Reply>> {
         let before = self.server_of(dir, name);
-        match self.primary.call(request)? {
+        match self.call_primary(request)? {
             Reply::Partitions(map) => self.remember(dir, map),
             reply => {
-                lock(&self.maps).remove(&dir);
+                lock(&self.known).dirs.remove(&dir);
                 return Ok(Some(reply));
             }
         }
@@ -123,7 +227,7 @@ impl PartitionClients {
     }
 
     /// Lets the primary server execute a request that a partition server cannot execute.
-    fn call_primary(&self, dir: u64, request: &Request) -> Result<Reply> {
+    fn call_undivided(&self, dir: u64, request: &Request) -> Result<Reply> {
         // The file does not have the name any more. If it has another one, its inode is there.
         let linked = match request.clone() {
             Request::Find { number, .. } => Some(Request::Find { number, place: Place::Linked(number) }),
@@ -133,10 +237,10 @@ impl PartitionClients {
             _ => None,
         };
         if let Some(linked) = linked {
-            return self.primary.call(&linked);
+            return self.call_primary(&linked);
         }
         loop {
-            match self.primary.call(request)? {
+            match self.call_primary(request)? {
                 Reply::Partitions(_) => self.take_back(dir)?,
                 reply => return Ok(reply),
             }
@@ -146,9 +250,12 @@ impl PartitionClients {
 
 impl Server for Arc<PartitionClients> {
     fn call(&self, request: &Request) -> Result<Reply> {
+        if let Some(reply) = self.attributes(request)? {
+            return Ok(reply);
+        }
         match request.partition_name() {
             Some(name) => self.call_for_name(name, request),
-            None => self.primary.call(request),
+            None => self.call_primary(request),
         }
     }
 

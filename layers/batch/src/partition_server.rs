@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_batch_service::{Obstacle, PROTOCOL, PartitionStore, Reply, Request};
+use quell_batch_service::{Obstacle, PROTOCOL, PartitionStore, Place, Reply, Request};
 use quell_posix::{Dir, WritableDir};
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 use quell_wire::{Failure, decode, encode};
@@ -57,7 +57,8 @@ impl ServedPartitions {
             store.make_partition_dir(number)?;
             match ServedPartitions::open_or_create(&store, number, true) {
                 // `quell batch fsck` reports files that are missing or damaged.
-                Err(error) if matches!(error.kind, ErrorKind::Busy | ErrorKind::Damaged) => {}
+                Err(error)
+                    if matches!(error.kind, ErrorKind::Busy | ErrorKind::Damaged | ErrorKind::NotFound) => {}
                 opened => return opened,
             }
         }
@@ -149,9 +150,11 @@ impl ServedPartitions {
             Request::Forget { number } => self.partitions.forget(number).map(|()| Reply::Done),
             Request::Touched { dir, number } => self.partitions.touched(dir, number).map(Reply::Touched),
             Request::Counters => Ok(Reply::Counters(self.counters()?)),
-            request if request.partition_name().is_some() || request == Request::Sync => {
+            // The inode of a divided directory.
+            Request::Find { place: Place::Dir(_), .. } | Request::Sync => {
                 perform(self.partitions.name_space(), request)
             }
+            request if request.partition_name().is_some() => perform(self.partitions.name_space(), request),
             _ => return Ok(Reply::NeedsPrimary),
         };
         done.or_else(|error| match Obstacle::of(&error) {
@@ -187,8 +190,9 @@ impl ServedPartitions {
 
 /// Returns the error of a partition server whose files are missing.
 fn missing(store: &StoreDir, number: u32) -> Error {
-    let reason =
-        format!("files in its directory {PARTITIONS}/{number} are missing, which has changes of names");
+    let reason = format!(
+        "files are missing in its directory {PARTITIONS}/{number}, so changes of names are lost unless they are restored"
+    );
     Error { source: Some(reason.into()), ..Error::new(ErrorKind::Damaged, "open the store", store.subject()) }
 }
 

@@ -16,10 +16,12 @@ use crate::remote::Remote;
 use crate::store_dir::{RETRY, StoreDir};
 
 /// The time for which a server that has its files open, and cannot be reached, is awaited.
-const REACH_LIMIT: Duration = Duration::from_secs(10);
-/// A server that could not be reached after this time is not tried again for some time.
+/// A server that ends answers requests for 10 s.
+const REACH_LIMIT: Duration = Duration::from_secs(30);
+/// If an attempt to reach a server fails after this time or later, the server is not tried again
+/// for [`UNREACHABLE_TIME`].
 const SLOW: Duration = Duration::from_millis(500);
-/// The time for which no assignments are offered to such a server.
+/// The time for which such a server gets no assignments.
 const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
 
 /// The end of a call.
@@ -49,7 +51,11 @@ impl Connections {
             return Ok(known.clone());
         }
         let connected = Arc::new(Remote::connect_to_partitions(self.dir.partition_dir(server)?)?);
-        Ok(lock(&self.servers).entry(server).or_insert(connected).clone())
+        let other = lock(&self.servers).insert(server, connected.clone());
+        // Another thread may have connected at the same time. Its connection takes a moment to end,
+        // so it ends without the lock.
+        drop(other);
+        Ok(connected)
     }
 
     /// Sends a request to a server.
@@ -95,13 +101,13 @@ pub(crate) fn summaries(dir: StoreDir) -> Result<Vec<PartitionServerSummary>> {
     let servers = dir.partition_servers()?;
     let connections = Connections::new(dir);
     let summary = |number| {
-        let counters = match connections.call(number, &Request::Counters)? {
-            Called::Reply(Reply::Counters(counters)) => Some(counters),
-            Called::Reply(_) | Called::Unreachable { .. } => None,
+        let counters = match connections.call(number, &Request::Counters) {
+            Ok(Called::Reply(Reply::Counters(counters))) => Some(counters),
+            _ => None,
         };
-        Ok(PartitionServerSummary { number, counters })
+        PartitionServerSummary { number, counters }
     };
-    servers.into_iter().map(summary).collect()
+    Ok(servers.into_iter().map(summary).collect())
 }
 
 /// The partition servers of a store.
@@ -109,24 +115,37 @@ pub(crate) struct StorePartitions {
     connections: Connections,
     /// The servers that could not be reached after [`SLOW`], with the time of the attempt.
     unreachable: Mutex<HashMap<u32, Instant>>,
+    /// For each server, a lock that is held while this process has its files open.
+    opening: Mutex<HashMap<u32, Arc<Mutex<()>>>>,
 }
 
 impl StorePartitions {
     pub(crate) fn new(dir: StoreDir) -> StorePartitions {
-        StorePartitions { connections: Connections::new(dir), unreachable: Mutex::default() }
+        StorePartitions {
+            connections: Connections::new(dir),
+            unreachable: Mutex::default(),
+            opening: Mutex::default(),
+        }
     }
 
     /// Executes a request in the process of a server, or on its files if it has ended.
     fn call_or_open(&self, server: u32, request: &Request) -> Result<Reply> {
-        let end = Instant::now() + REACH_LIMIT;
+        let mut end = None;
         loop {
-            if let Called::Reply(reply) = self.connections.call(server, request)? {
-                return Ok(reply);
+            match self.connections.call(server, request) {
+                Ok(Called::Reply(reply)) => return Ok(reply),
+                Ok(Called::Unreachable { .. }) => {}
+                Err(error) => return Err(of_running(server, error)),
             }
+            // Another thread may have the files open, and its lock excludes this thread as well.
+            let opening = lock(&self.opening).entry(server).or_default().clone();
+            let _one = lock(&opening);
+            let end = *end.get_or_insert_with(|| Instant::now() + REACH_LIMIT);
             match ServedPartitions::open(&self.connections.dir, server) {
-                // The process has just started, or runs on a node that cannot be reached.
+                // The process has just started, is ending, or runs on a node that cannot be
+                // reached.
                 Err(error) if error.kind == ErrorKind::Busy && Instant::now() < end => {
-                    std::thread::sleep(RETRY)
+                    std::thread::sleep(RETRY);
                 }
                 opened => return opened?.perform(request.clone()),
             }
@@ -204,5 +223,21 @@ impl PartitionServers for StorePartitions {
             Reply::Done => Ok(()),
             _ => Err(self.unexpected()),
         }
+    }
+}
+
+/// Returns the error of a running server. It is not an error of missing or damaged files, which a
+/// repair would give up: the server may execute further operations.
+fn of_running(server: u32, error: Error) -> Error {
+    match error.kind {
+        ErrorKind::Damaged | ErrorKind::NotFound => {
+            let reason = format!(
+                "partition server {server}: {error}; end it with \"quell batch serve STORE --partitions --stop\" and \
+                 repeat the command"
+            );
+            let busy = Error::new(ErrorKind::Busy, error.operation, &error.subject);
+            Error { source: Some(reason.into()), ..busy }
+        }
+        _ => error,
     }
 }

@@ -28,6 +28,8 @@ pub(crate) const REPLY_BYTES_MAX: u32 = 512 << 10;
 const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// The same time for the verification and the commit of a batch, and for requests that wait for it.
 const COMMIT_LIMIT: Duration = Duration::from_secs(24 * 3600);
+/// The time for which a partition server is asked whether it accepts an assignment.
+const COUNTERS_LIMIT: Duration = Duration::from_secs(5);
 /// The pause before a request is repeated.
 const PAUSE: Duration = Duration::from_millis(20);
 /// The time for which a client waits until the server has received its disconnect message.
@@ -130,6 +132,7 @@ impl Remote {
     pub(crate) fn send_once(&self, request: &Request) -> Result<Vec<u8>> {
         let limit = match request {
             Request::GiveBack { .. } | Request::Forget { .. } => COMMIT_LIMIT,
+            Request::Counters => COUNTERS_LIMIT,
             _ => CALL_LIMIT,
         };
         self.send(&self.link(), encode(request), Instant::now() + limit)
@@ -413,7 +416,9 @@ impl Remote {
             | Request::Prepare { .. }
             | Request::Publish { .. }
             | Request::RollBack { .. }
-            | Request::Resolve { .. } => COMMIT_LIMIT,
+            | Request::Resolve { .. }
+            | Request::TakeBack { .. }
+            | Request::AwaitDivision { .. } => COMMIT_LIMIT,
             _ => CALL_LIMIT,
         };
         let (encoded, deadline) = (encode(request), Instant::now() + limit);

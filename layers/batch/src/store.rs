@@ -28,6 +28,9 @@ use crate::store_dir::{BATCHES, BatchDir, DATA, INCOMING, OpenKeys, Sharing, Sto
 use crate::store_lock::StoreLock;
 use crate::subtree::{dir_at, path_of, tree_below};
 
+/// The time by which the times of a divided directory can be outdated.
+const TIMES_KEPT: Duration = Duration::from_secs(1);
+
 /// An open store. One process at a time has it open.
 #[derive(Debug)]
 pub struct BatchStore {
@@ -260,7 +263,7 @@ impl BatchStore {
         let servers = Box::new(StorePartitions::new(dir.duplicate()?));
         let creations = if dir.is_shared() { 0 } else { creations };
         let primary = Primary::open(Arc::new(keys.store), tables)?;
-        let mut primary = primary.with_partition_servers(servers, creations);
+        let mut primary = primary.with_partition_servers(servers, creations, TIMES_KEPT);
         if dir.is_private() {
             primary = primary.private_to(rustix::process::geteuid().as_raw());
         }

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time};
@@ -90,10 +90,19 @@ struct Division {
     creations: u64,
     /// The directories that are being divided, or whose partitions are being taken back.
     changing: Mutex<HashSet<u64>>,
+    /// Held from the record of an assignment until its server has received it.
+    assigning: Mutex<()>,
     /// A directory was removed from `changing`.
     changed: Condvar,
     /// The directories whose partitions could not be taken back, with the time of the failure.
     unreachable: Mutex<HashMap<u64, (Instant, Error)>>,
+    /// The times of the last changes of names of assignments, with the times of the requests for
+    /// them. A program that creates a file in a mount requests the attributes of the directory
+    /// several times, so a request to each partition server for each of them would cost more than
+    /// the creation.
+    times: Mutex<HashMap<u64, (Instant, Option<Timestamp>)>>,
+    /// The time for which these times are kept.
+    times_kept: Duration,
     /// The creations in each directory since it was divided or not divided any more.
     created: Mutex<HashMap<u64, u64>>,
     divided: AtomicU64,
@@ -113,14 +122,22 @@ impl MasterImage {
     }
 
     /// Sets the partition servers. A directory is divided after `creations` creations in it; 0:
-    /// never.
-    pub(crate) fn with_servers(self, servers: Box<dyn PartitionServers>, creations: u64) -> MasterImage {
+    /// never. Its times can be outdated by `times_kept`.
+    pub(crate) fn with_servers(
+        self,
+        servers: Box<dyn PartitionServers>,
+        creations: u64,
+        times_kept: Duration,
+    ) -> MasterImage {
         let division = Division {
             servers,
             creations,
             changing: Mutex::default(),
+            assigning: Mutex::default(),
             changed: Condvar::new(),
             unreachable: Mutex::default(),
+            times: Mutex::default(),
+            times_kept,
             created: Mutex::default(),
             divided: AtomicU64::new(0),
             taken_back: AtomicU64::new(0),
@@ -165,7 +182,9 @@ impl MasterImage {
     /// # Errors
     /// As for [`write_complete`](Self::write_complete).
     pub(crate) fn take_back_all(&self) -> Result<()> {
-        self.divided_dirs().into_iter().try_for_each(|dir| self.take_back(dir))
+        // One server that cannot be reached must not prevent the others.
+        let taken_back = self.divided_dirs().into_iter().map(|dir| self.take_back(dir));
+        taken_back.fold(Ok(()), Result::and)
     }
 
     /// Returns the directories that have partitions.
@@ -238,6 +257,7 @@ impl MasterImage {
         for assignment in &assignments {
             let returned = division.servers.give_back(assignment)?;
             self.write().0.take_back(assignment, &returned)?;
+            lock(&division.times).remove(&assignment.number);
             // The server removes files that remain when it gets the next assignment of the
             // directory.
             let _ = division.servers.forget(assignment);
@@ -249,7 +269,7 @@ impl MasterImage {
 
     fn division(&self) -> Result<&Division> {
         self.division.as_deref().ok_or_else(|| {
-            let source = Some("the store has partitions, and no access to their servers".into());
+            let source = Some("partition servers execute operations on names of the store, and this process cannot use them".into());
             Error { source, ..Error::new(ErrorKind::Unavailable, "use the name space", "") }
         })
     }
@@ -315,6 +335,8 @@ impl MasterImage {
             // Each directory begins with another server.
             let server = servers[(dir as usize % servers.len() + usize::from(slot)) % servers.len()];
             let partition = Partition { dir, depth, slots, slot };
+            // A server receives assignments in the order of their numbers.
+            let _one = lock(&division.assigning);
             let Some(new) = self.write().0.assign(partition, server)? else { return Ok(()) };
             if let Err(error) = division.servers.assign(&new) {
                 // If the partitions cannot be taken back now, the next operation does it.
@@ -343,7 +365,7 @@ impl MasterImage {
     }
 
     /// Finds a node. The times of a directory with partitions are those of the last change of its
-    /// names by any server.
+    /// names by any server, as far as it was known [a short time](Division) before.
     fn find_with_times(
         &self,
         find: impl Fn(&Names<Image>) -> Result<Option<FoundNode>>,
@@ -364,7 +386,7 @@ impl MasterImage {
             };
             drop(names);
             for (server, number) in assignments {
-                match self.division()?.servers.touched(server, dir, number) {
+                match self.division()?.touched(server, dir, number) {
                     Ok(touched) => touched.into_iter().for_each(|touched| inode.touch(touched)),
                     // The directory may be being divided.
                     Err(_) if !has_waited.replace(true) => {
@@ -381,6 +403,20 @@ impl MasterImage {
 }
 
 impl Division {
+    /// Returns the time of the last change of names of an assignment, which may be outdated by
+    /// `times_kept`.
+    fn touched(&self, server: u32, dir: u64, number: u64) -> Result<Option<Timestamp>> {
+        if let Some((asked, touched)) = lock(&self.times).get(&number)
+            && asked.elapsed() < self.times_kept
+        {
+            return Ok(*touched);
+        }
+        let asked = Instant::now();
+        let touched = self.servers.touched(server, dir, number)?;
+        lock(&self.times).insert(number, (asked, touched));
+        Ok(touched)
+    }
+
     /// Waits until no other thread divides the directory or takes its partitions back, and makes
     /// other threads wait until the value is dropped.
     fn change(&self, dir: u64) -> Changing<'_> {
@@ -421,7 +457,7 @@ fn copy_of(error: &Error) -> Error {
 }
 
 fn divided_again() -> Error {
-    let source = Some("its directory is divided again and again; repeat the operation".into());
+    let source = Some("other operations divide its directory repeatedly; repeat the operation".into());
     Error { source, ..Error::new(ErrorKind::Busy, "use a name", "") }
 }
 
@@ -499,16 +535,17 @@ impl NameSpace for MasterImage {
     fn sync(&self) -> Result<()> {
         let assignments = self.read().0.assignments().all();
         let servers: BTreeSet<u32> = assignments.iter().map(|assignment| assignment.server).collect();
+        let mut result = Ok(());
         for server in servers {
             if self.division()?.servers.sync(server).is_err() {
                 // Changes that were taken back are durable.
                 let of_server = assignments.iter().filter(|assignment| assignment.server == server);
-                of_server
-                    .map(|assignment| assignment.partition.dir)
-                    .try_for_each(|dir| self.take_back(dir))?;
+                let mut dirs = of_server.map(|assignment| assignment.partition.dir);
+                result = result.and(dirs.try_for_each(|dir| self.take_back(dir)));
             }
         }
         // After the servers: changes that were taken back meanwhile are included.
-        self.write().0.sync()
+        let synced = self.write().0.sync();
+        result.and(synced)
     }
 }

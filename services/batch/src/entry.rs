@@ -169,7 +169,7 @@ impl Content {
 impl Inode {
     /// Sets the times of a directory to that of a change of its names by another server, if it is
     /// the last change.
-    pub(crate) fn touch(&mut self, touched: Timestamp) {
+    pub fn touch(&mut self, touched: Timestamp) {
         if touched > self.changed {
             (self.modified, self.changed) = (touched, touched);
         }

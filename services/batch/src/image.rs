@@ -23,10 +23,10 @@ use crate::partition::{Assignment, Assignments, NewAssignment, Obstacle, Partiti
 use crate::pinned_tables::{PinnedTables, TablePins};
 use crate::reservations::Reservations;
 use crate::stored::{
-    Description, ENTRY, IMAGE_KEY, Stored, batch_key, decode, delete_assignment, delete_prepared_usage,
-    encode, entry_key, prepared_usage, put_all_usage, put_assignment, put_entry, put_limits,
-    put_prepared_usage, put_usage, read_assignments, read_batches, read_limits, read_usage, set_uncounted,
-    sizes,
+    Description, ENTRY, IMAGE_KEY, Stored, VERSION, VERSION_WITH_ASSIGNMENTS, batch_key, decode,
+    delete_assignment, delete_prepared_usage, encode, entry_key, prepared_usage, put_all_usage,
+    put_assignment, put_entry, put_limits, put_prepared_usage, put_usage, read_assignments, read_batches,
+    read_limits, read_usage, set_uncounted, sizes,
 };
 use crate::table::{BlockCache, TableWriter};
 use crate::table_ref::{TableRef, batch_of_table};
@@ -444,7 +444,7 @@ impl Image {
     /// a limit of the use is set, or the descriptions of assignments would become too long.
     ///
     /// # Errors
-    /// The errors of files and commits. Then the image is as before.
+    /// The errors of files and commits.
     pub(crate) fn assign(&mut self, partition: Partition, server: u32) -> Result<Option<NewAssignment>> {
         const INODES: u64 = 1 << 32;
         let dir = match self.get(&Key::of_dir(partition.dir))? {
@@ -466,6 +466,7 @@ impl Image {
             return Err(Error::new(ErrorKind::NoSpace, "reserve inode numbers", ""));
         };
         description.next_inode = end;
+        description.version = VERSION_WITH_ASSIGNMENTS;
         let number = description.next_table;
         description.next_table += 1;
         let assignment = Assignment { number, server, partition, tables, inodes: start..end };
@@ -477,9 +478,9 @@ impl Image {
             return Ok(None);
         }
         self.files.put_copy(&copy.encode())?;
-        // After an error of the commit, the record may be stored nevertheless.
-        self.assignments.insert(assignment.clone());
         self.store_description(description, commit)?;
+        // After an error of the write-back, the next operation on these names takes them back.
+        self.assignments.insert(assignment.clone());
         self.store.sync()?;
         Ok(Some(NewAssignment { assignment, dir }))
     }
@@ -487,7 +488,7 @@ impl Image {
     /// Ends an assignment, and adds the changes of its partitions to the image.
     ///
     /// # Errors
-    /// `Damaged`; the errors of files and commits. Then the image is as before.
+    /// `Damaged`; the errors of files and commits. Then the assignment has not ended.
     pub(crate) fn take_back(&mut self, assignment: &Assignment, returned: &Returned) -> Result<()> {
         let dir = assignment.partition.dir;
         if !self.assignments.of_dir(dir).contains(assignment) {
@@ -504,6 +505,10 @@ impl Image {
         }
         let mut copy = self.copy_with(&description, &[])?;
         copy.assignments.retain(|other| other.number != assignment.number);
+        if copy.assignments.is_empty() {
+            description.version = VERSION;
+            copy.description.version = VERSION;
+        }
         self.files.put_copy(&copy.encode())?;
         let mut commit = Commit::new();
         delete_assignment(&mut commit, assignment.number);
@@ -523,8 +528,8 @@ impl Image {
             put_entry(&mut commit, change);
         }
         self.store_description(description, commit)?;
-        self.store.sync()?;
         self.tables = tables;
+        self.store.sync()?;
         self.assignments.remove(assignment);
         self.note_changes([dir]);
         match usage {
@@ -534,8 +539,8 @@ impl Image {
         Ok(())
     }
 
-    /// Checks that changes concern no name of another server, and of a directory with partitions
-    /// only its times and its number of links.
+    /// Checks that changes concern no name of another server, and of the inode of a directory with
+    /// partitions only its times. So partition servers know its other attributes, and its name.
     fn check_partitions(&self, changes: &[KeyChange]) -> Result<()> {
         if self.assignments.is_empty() {
             return Ok(());
@@ -558,8 +563,8 @@ impl Image {
         let (Some(Entry::Inode(before)), Some(Entry::Inode(new))) = (self.get(key)?, new) else {
             return Ok(false);
         };
-        let Inode { modified, changed, links, .. } = before;
-        Ok(Inode { modified, changed, links, ..new.clone() } == before)
+        let Inode { modified, changed, .. } = before;
+        Ok(Inode { modified, changed, ..new.clone() } == before)
     }
 
     /// Reserves numbers of tables that a commit will write, and returns the first one.

@@ -83,7 +83,7 @@ pub struct NewAssignment {
     /// The assignment.
     pub assignment: Assignment,
     /// The inode of the directory, which is not changed as long as the assignment exists, except
-    /// for its times and its number of links.
+    /// for its times.
     pub dir: Inode,
 }
 
@@ -121,6 +121,11 @@ impl PartitionMap {
     pub fn server_of(&self, name: &[u8]) -> Option<u32> {
         let slots = u16::try_from(self.servers.len()).ok()?;
         self.servers.get(usize::from(slot_of(name, self.depth, slots))).copied().flatten()
+    }
+
+    /// Returns one of the partition servers.
+    pub fn any_server(&self) -> Option<u32> {
+        self.servers.iter().copied().flatten().next()
     }
 }
 

@@ -104,9 +104,15 @@ impl PartitionEntries {
         let cache = Arc::new(BlockCache::default());
         let mut entries = PartitionEntries { store, files, cache, active: HashMap::new() };
         for state in read_states(&*entries.store)? {
-            if let State::Assigned(new) = state {
-                let active = entries.opened(new)?;
-                entries.active.insert(active.partition().dir, active);
+            let State::Assigned(new) = state else { continue };
+            match entries.opened(new) {
+                // The server does not execute operations on these names. The primary server gets
+                // the error when it takes them back.
+                Err(error) if matches!(error.kind, ErrorKind::Damaged | ErrorKind::NotFound) => {}
+                opened => {
+                    let active = opened?;
+                    entries.active.insert(active.partition().dir, active);
+                }
             }
         }
         Ok(entries)
@@ -141,23 +147,28 @@ impl PartitionEntries {
         })
     }
 
-    /// Receives an assignment. An assignment that was received before is left as it is. The entries
-    /// of earlier assignments of its directory were [removed](remove_ended).
+    /// Returns whether an assignment must be received. It need not if it was received before.
     ///
     /// # Errors
-    /// `Stale` if it was taken back before; `Busy` if the directory has another assignment; the
-    /// errors of tables and commits.
-    pub(crate) fn assign(&mut self, new: NewAssignment) -> Result<()> {
+    /// `Stale` if it was taken back before; `Busy` if the directory has another assignment.
+    pub(crate) fn is_new(&self, new: &NewAssignment) -> Result<bool> {
         let number = new.assignment.number;
         let failed = |kind| Err(Error::new(kind, "receive the assignment", number.to_string()));
         match self.active.get(&new.dir.number) {
-            Some(active) if active.number() == number => return Ok(()),
-            Some(_) => return failed(ErrorKind::Busy),
-            None => {}
+            Some(active) if active.number() == number => Ok(false),
+            Some(_) => failed(ErrorKind::Busy),
+            None if number <= self.last_number()? => failed(ErrorKind::Stale),
+            None => Ok(true),
         }
-        if number <= self.last_number()? {
-            return failed(ErrorKind::Stale);
-        }
+    }
+
+    /// Receives a [new](Self::is_new) assignment. The entries of earlier assignments of its
+    /// directory were [removed](remove_dir).
+    ///
+    /// # Errors
+    /// The errors of tables and commits.
+    pub(crate) fn assign(&mut self, new: NewAssignment) -> Result<()> {
+        let number = new.assignment.number;
         let active = self.opened(new)?;
         let mut commit = Commit::new();
         commit.put(&numbered_key(ASSIGNMENT, number), &encode(&State::Assigned(active.new.clone())));
@@ -262,33 +273,42 @@ pub(crate) fn count_assignments(store: &dyn KeyValue) -> Result<usize> {
     read_states(store).map(|states| states.len())
 }
 
-/// Removes the ended assignments of a directory and their entries, or only the assignment with this
-/// number. The primary server has received their changes, and the directory has no other
-/// assignment.
+/// Removes all assignments of a directory and their entries. None of them is active, and the
+/// primary server has received or given up their changes.
+///
+/// # Errors
+/// `Damaged`; the errors of commits.
+pub(crate) fn remove_dir(store: &dyn KeyValue, dir: u64) -> Result<()> {
+    for state in read_states(store)? {
+        let (State::Assigned(NewAssignment { assignment, .. }) | State::Returned(assignment, _)) = &state;
+        if assignment.partition.dir == dir {
+            remove_assignment(store, assignment)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes an assignment whose changes the primary server has received, and its entries.
 ///
 /// # Errors
 /// `InvalidInput` if the assignment was not returned; `Damaged`; the errors of commits.
-pub(crate) fn remove_ended(store: &dyn KeyValue, dir: Option<u64>, number: Option<u64>) -> Result<()> {
-    for state in read_states(store)? {
-        let assignment = match state {
-            State::Assigned(new) if Some(new.assignment.number) == number => {
-                let subject = new.assignment.number.to_string();
-                return Err(Error::new(ErrorKind::InvalidInput, "forget the assignment", subject));
-            }
-            State::Assigned(_) => continue,
-            State::Returned(assignment, _) => assignment,
-        };
-        if Some(assignment.partition.dir) != dir && Some(assignment.number) != number {
-            continue;
+pub(crate) fn remove_returned(store: &dyn KeyValue, number: u64) -> Result<()> {
+    match store.get(&numbered_key(ASSIGNMENT, number))?.map(|value| decode(&value)).transpose()? {
+        None => Ok(()),
+        Some(State::Returned(assignment, _)) => remove_assignment(store, &assignment),
+        Some(State::Assigned(_)) => {
+            Err(Error::new(ErrorKind::InvalidInput, "forget the assignment", number.to_string()))
         }
-        remove_entries(store, assignment.partition)?;
-        let mut commit = Commit::new();
-        for kind in [ASSIGNMENT, TOUCHED, NEXT_INODE] {
-            commit.delete(&numbered_key(kind, assignment.number));
-        }
-        store.commit(commit)?;
     }
-    Ok(())
+}
+
+fn remove_assignment(store: &dyn KeyValue, assignment: &Assignment) -> Result<()> {
+    remove_entries(store, assignment.partition)?;
+    let mut commit = Commit::new();
+    for kind in [ASSIGNMENT, TOUCHED, NEXT_INODE] {
+        commit.delete(&numbered_key(kind, assignment.number));
+    }
+    store.commit(commit)
 }
 
 fn remove_entries(store: &dyn KeyValue, partition: Partition) -> Result<()> {
@@ -371,7 +391,10 @@ impl Entries for PartitionEntries {
             return Err(Obstacle::NeedsPrimary.error());
         }
         if name.is_empty() {
-            return Ok(Some(Entry::Inode(self.of_dir(dir)?.new.dir.clone())));
+            let active = self.of_dir(dir)?;
+            let mut inode = active.new.dir.clone();
+            active.touched.into_iter().for_each(|touched| inode.touch(touched));
+            return Ok(Some(Entry::Inode(inode)));
         }
         let active = self.of_name(dir, name)?;
         let value = match self.store.get(&entry_key(key.as_bytes()))? {

@@ -12,7 +12,7 @@ use crate::files::TableFiles;
 use crate::name_space::NameSpace;
 use crate::names::Names;
 use crate::partition::{NewAssignment, Returned};
-use crate::partition_entries::{Ended, PartitionEntries, count_assignments, remove_ended};
+use crate::partition_entries::{Ended, PartitionEntries, count_assignments, remove_dir, remove_returned};
 
 /// The partitions of a partition server.
 pub struct PartitionStore {
@@ -53,7 +53,10 @@ impl PartitionStore {
     /// errors of tables and commits.
     pub fn assign(&self, new: NewAssignment) -> Result<()> {
         let _one = lock(&self.changing);
-        remove_ended(&*self.store, Some(new.dir.number), None)?;
+        if !read_lock(&self.names).0.is_new(&new)? {
+            return Ok(());
+        }
+        remove_dir(&*self.store, new.dir.number)?;
         write_lock(&self.names).0.assign(new)
     }
 
@@ -86,7 +89,7 @@ impl PartitionStore {
     /// `InvalidInput` if the assignment was not returned; the errors of commits.
     pub fn forget(&self, number: u64) -> Result<()> {
         let _one = lock(&self.changing);
-        remove_ended(&*self.store, None, Some(number))
+        remove_returned(&*self.store, number)
     }
 
     /// Returns the time of the last change of names of an assignment of a directory; `None` if

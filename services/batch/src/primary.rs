@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use quell_kv::KeyValue;
 use quell_vfs::{Error, ErrorKind, Kind, Result, Time};
@@ -111,10 +111,15 @@ impl Primary {
     }
 
     /// Sets the partition servers of the store. A directory is divided into partitions after
-    /// `creations` creations in it; 0: never. [`take_back_all`](Self::take_back_all) takes back the
-    /// partitions that an earlier process has assigned.
-    pub fn with_partition_servers(self, servers: Box<dyn PartitionServers>, creations: u64) -> Primary {
-        Primary { image: self.image.with_servers(servers, creations), ..self }
+    /// `creations` creations in it; 0: never. The times of a divided directory can be outdated by
+    /// `times_kept`.
+    pub fn with_partition_servers(
+        self,
+        servers: Box<dyn PartitionServers>,
+        creations: u64,
+        times_kept: Duration,
+    ) -> Primary {
+        Primary { image: self.image.with_servers(servers, creations, times_kept), ..self }
     }
 
     /// Returns the directories that have partitions.

@@ -34,7 +34,10 @@ const LIMITS: &[u8] = b"l";
 /// The first byte of the keys of the assignments of partitions.
 const ASSIGNMENT: u8 = b'p';
 /// The version of the format of the key-value store.
-const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
+/// The version as long as partition servers have assignments, which earlier versions of the program
+/// do not read.
+pub(crate) const VERSION_WITH_ASSIGNMENTS: u32 = 2;
 /// The number of entries of a list that are read from the key-value store at a time.
 const PAGE_ENTRIES: usize = 1024;
 
@@ -77,8 +80,11 @@ impl Description {
             return Err(Error::new(ErrorKind::NotFound, "open a name space", ""));
         };
         let description: Description = decode(&value)?;
-        if description.version != VERSION {
-            let reason = format!("it has version {}; this program reads {VERSION}", description.version);
+        if ![VERSION, VERSION_WITH_ASSIGNMENTS].contains(&description.version) {
+            let reason = format!(
+                "it has version {}; this program reads {VERSION} and {VERSION_WITH_ASSIGNMENTS}",
+                description.version
+            );
             return Err(Error { source: Some(reason.into()), ..damaged("the name space") });
         }
         Ok(description)

@@ -4,6 +4,7 @@
 mod stores;
 
 use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
 
 use quell_batch_service::{
     Assignment, FoundNode, Inode, InodeChange, MemoryEntries, NameSpace, NewAssignment, NewNode, Obstacle,
@@ -248,7 +249,7 @@ fn divided(count: usize, creations: u64) -> (Fixture, Servers) {
 
 fn restarted(fixture: &Fixture, servers: &Servers, creations: u64) -> Result<Primary> {
     let primary = Primary::open(fixture.store.clone(), servers.files.clone())?;
-    let primary = primary.with_partition_servers(Box::new(servers.clone()), creations);
+    let primary = primary.with_partition_servers(Box::new(servers.clone()), creations, Duration::ZERO);
     primary.take_back_all()?;
     Ok(primary)
 }
@@ -473,7 +474,7 @@ fn no_operation_is_lost_if_a_process_ends_at_any_call() {
         quell_batch_service::Image::create(&*store, 7, NEW, NOW).unwrap();
         let open = |servers: &Servers| {
             let primary = Primary::open(store.clone(), servers.files.clone()).unwrap();
-            primary.with_partition_servers(Box::new(servers.clone()), 2)
+            primary.with_partition_servers(Box::new(servers.clone()), 2, Duration::ZERO)
         };
         let mut primary = open(&servers);
         let model = RwLock::new(MemoryEntries::new(NEW, NOW));
