@@ -217,14 +217,14 @@ fn the_directories_of_a_store_for_a_group_are_not_divided() {
 fn with_mounts(mounts_max: usize, check: impl Fn(&WritableImplementation<'_>)) {
     let make = |count: usize| {
         let (served, data) = (Served::start_dividing(false, 1), MemoryStore::new());
-        let servers = [1, 2].map(|_| partition_server(&served.path(), false));
+        let server = partition_server(&served.path(), false);
         let mount = |_| -> Arc<dyn FileSystem> {
             Arc::new(BatchFs::new(served.access().name_space(), data.root(), 0))
         };
-        Mounts { mounts: (0..count).map(mount).collect(), keep: Some(Box::new((served, servers))) }
+        Mounts { mounts: (0..count).map(mount).collect(), keep: Some(Box::new((served, server))) }
     };
     check(&WritableImplementation {
-        name: "a store with partition servers",
+        name: "a store with a partition server",
         make: &make,
         mounts_max,
         name_bytes_max: 255,

@@ -42,6 +42,8 @@ struct Known {
     touched: Option<Timestamp>,
     /// The time of the last request for its attributes to the primary server.
     asked: Option<Instant>,
+    /// The number of the directory above, and the name there.
+    name: Option<(u64, Vec<u8>)>,
 }
 
 impl KnownDirs {
@@ -52,7 +54,19 @@ impl KnownDirs {
         }
         match self.dirs.get_mut(&dir) {
             Some(known) => known.map = map,
-            None => drop(self.dirs.insert(dir, Known { map, touched: None, asked: None })),
+            None => drop(self.dirs.insert(dir, Known { map, touched: None, asked: None, name: None })),
+        }
+    }
+
+    /// Removes a directory.
+    fn remove(&mut self, dir: u64) {
+        let removed = self.dirs.remove(&dir);
+        let Some((above, name)) = removed.and_then(|known| known.name) else { return };
+        if let Some(names) = self.by_name.get_mut(&above) {
+            names.remove(&name);
+            if names.is_empty() {
+                self.by_name.remove(&above);
+            }
         }
     }
 
@@ -63,6 +77,7 @@ impl KnownDirs {
         known.asked = Some(Instant::now());
         if let Content::Parent { dir, name } = &inode.content {
             self.by_name.entry(*dir).or_default().insert(name.clone(), inode.number);
+            known.name = Some((*dir, name.clone()));
         }
     }
 
@@ -76,7 +91,9 @@ impl KnownDirs {
         };
         let known = self.dirs.get(&dir)?;
         let is_recent = known.asked.is_some_and(|asked| asked.elapsed() < TIMES_KEPT);
-        known.map.any_server().filter(|_| is_recent).map(|server| (dir, server))
+        // The clients distribute these requests over the servers.
+        let server = known.map.any_server(std::process::id()).filter(|_| is_recent)?;
+        Some((dir, server))
     }
 }
 
@@ -111,13 +128,13 @@ impl PartitionClients {
 
     /// Returns the attributes of a divided directory from a partition server. `None` if the primary
     /// server must be asked.
-    fn attributes(&self, request: &Request) -> Result<Option<Reply>> {
-        let Some((dir, server)) = lock(&self.known).server_of_attributes(request) else { return Ok(None) };
+    fn attributes(&self, request: &Request) -> Option<Reply> {
+        let (dir, server) = lock(&self.known).server_of_attributes(request)?;
         let find = Request::Find { number: dir, place: Place::Dir(dir) };
-        let Called::Reply(Reply::Found(Some(mut found))) = self.partitions.call(server, &find)? else {
+        let Ok(Called::Reply(Reply::Found(Some(mut found)))) = self.partitions.call(server, &find) else {
             // The next operation on a name finds the servers.
-            lock(&self.known).dirs.remove(&dir);
-            return Ok(None);
+            lock(&self.known).remove(dir);
+            return None;
         };
         // A directory that was renamed is looked up by the primary server.
         let is_found = match (request, &found.inode.content) {
@@ -127,12 +144,12 @@ impl PartitionClients {
             _ => true,
         };
         if !is_found {
-            return Ok(None);
+            return None;
         }
         if let Some(Known { touched: Some(touched), .. }) = lock(&self.known).dirs.get(&dir) {
             found.inode.touch(*touched);
         }
-        Ok(Some(Reply::Found(Some(found))))
+        Some(Reply::Found(Some(found)))
     }
 
     /// Sends a request to the primary server.
@@ -152,7 +169,7 @@ impl PartitionClients {
     fn take_back(&self, dir: u64) -> Result<()> {
         match self.primary.call(&Request::TakeBack { dir })? {
             Reply::Done => {
-                lock(&self.known).dirs.remove(&dir);
+                lock(&self.known).remove(dir);
                 Ok(())
             }
             _ => Err(self.primary.unexpected_reply()),
@@ -204,7 +221,7 @@ impl PartitionClients {
         match self.call_primary(request)? {
             Reply::Partitions(map) => self.remember(dir, map),
             reply => {
-                lock(&self.known).dirs.remove(&dir);
+                lock(&self.known).remove(dir);
                 return Ok(Some(reply));
             }
         }
@@ -250,7 +267,7 @@ impl PartitionClients {
 
 impl Server for Arc<PartitionClients> {
     fn call(&self, request: &Request) -> Result<Reply> {
-        if let Some(reply) = self.attributes(request)? {
+        if let Some(reply) = self.attributes(request) {
             return Ok(reply);
         }
         match request.partition_name() {

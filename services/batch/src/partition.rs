@@ -123,9 +123,11 @@ impl PartitionMap {
         self.servers.get(usize::from(slot_of(name, self.depth, slots))).copied().flatten()
     }
 
-    /// Returns one of the partition servers.
-    pub fn any_server(&self) -> Option<u32> {
-        self.servers.iter().copied().flatten().next()
+    /// Returns one of the partition servers. Clients with different numbers get different ones.
+    pub fn any_server(&self, client: u32) -> Option<u32> {
+        let count = self.servers.iter().flatten().count();
+        let at = (client as usize).checked_rem(count)?;
+        self.servers.iter().copied().flatten().nth(at)
     }
 }
 
@@ -285,6 +287,7 @@ mod tests {
         }
         let map = assignments.map_of(7).unwrap();
         assert_eq!(map.servers, [None, Some(11), Some(12), None]);
+        assert_eq!([0, 1, 2].map(|client| map.any_server(client)), [Some(11), Some(12), Some(11)]);
         for number in 0..100 {
             let name = number.to_string();
             let of_name = assignments.of_name(7, name.as_bytes()).map(|assignment| assignment.server);
