@@ -4,17 +4,15 @@ mod served;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
 
 use quell_batch::{BatchFs, BatchStore, OpenBatch, ServedPartitions, SummaryState, fsck};
 use quell_batch_server::{PartitionServer, ServerOptions};
 use quell_batch_service::{NameSpace, NewNode, Place, ROOT};
-use quell_testkit::MemoryStore;
-use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
+use quell_testkit::conformance::writing::{self, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
 use quell_vfs::{Context, ErrorKind, FileSystem, OpenMode, Writable};
 
-use served::{LONG, NEW, NOW, Served, partition_server};
+use served::{LONG, NEW, NOW, Served, partition_server, with_mounts};
 
 fn make_dir(names: &dyn NameSpace, name: &[u8]) -> u64 {
     names.create(ROOT, name, NewNode::Dir, NEW, NOW).unwrap().inode.number
@@ -214,41 +212,24 @@ fn the_directories_of_a_store_for_a_group_are_not_divided() {
 }
 
 /// Runs `check` on mounts of new stores, whose directories are divided after each creation.
-fn with_mounts(mounts_max: usize, check: impl Fn(&WritableImplementation<'_>)) {
-    let make = |count: usize| {
-        let (served, data) = (Served::start_dividing(false, 1), MemoryStore::new());
+fn with_divided(mounts_max: usize, check: impl Fn(&WritableImplementation<'_>)) {
+    let start = || {
+        let served = Served::start_dividing(false, 1);
         let server = partition_server(&served.path(), false);
-        let mount = |_| -> Arc<dyn FileSystem> {
-            Arc::new(BatchFs::new(served.access().name_space(), data.root(), 0))
-        };
-        Mounts { mounts: (0..count).map(mount).collect(), keep: Some(Box::new((served, server))) }
+        (served, Some(server))
     };
-    check(&WritableImplementation {
-        name: "a store with a partition server",
-        make: &make,
-        mounts_max,
-        name_bytes_max: 255,
-        path_bytes_max: usize::MAX,
-        uid: NEW.uid,
-        gid: NEW.gid,
-        owners: true,
-        rename_kinds: true,
-        hard_links: true,
-        locks: false,
-        xattrs: true,
-        writes_zeros: false,
-    });
+    with_mounts("a store with a partition server", start, mounts_max, check);
 }
 
 #[test]
 fn promises_are_kept_by_mounts_of_divided_directories() {
-    with_mounts(2, writing::run);
+    with_divided(2, writing::run);
 }
 
 #[test]
 fn random_histories_of_two_mounts_of_divided_directories_match_the_model() {
     let shape = Shape { mounts: 2, ..Shape::DENSE };
-    with_mounts(2, |implementation| histories::check(implementation, shape, 0..4));
+    with_divided(2, |implementation| histories::check(implementation, shape, 0..4));
 }
 
 fn copy_store(from: &Path, to: &Path) {

@@ -2,56 +2,32 @@
 
 mod served;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use quell_batch::{BatchFs, MarkerLocation, OpenBatch, StoreAccess, TransactionOutcome};
+use quell_batch::{MarkerLocation, OpenBatch, StoreAccess, TransactionOutcome};
 use quell_batch_server::ServerOptions;
 use quell_batch_service::{NewNode, ROOT, Reply, Request, Resolution, Resolved, SummaryState};
-use quell_testkit::MemoryStore;
-use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
+use quell_testkit::conformance::writing::{self, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
 use quell_vfs::{Context, Error, ErrorKind, FileSystem, NodeId, OpenMode, Writable};
 
-use served::{LONG, NEW, NOW, Served};
+use served::{LONG, NEW, NOW, Served, with_mounts};
 
 /// Runs `check` on mounts of new stores, each of which is a client of the store's server.
-fn with_mounts(is_tcp: bool, mounts_max: usize, check: impl Fn(&WritableImplementation<'_>)) {
-    let make = |count: usize| {
-        // The data is in memory, because file systems differ in the largest offset.
-        let (served, data) = (Served::start(is_tcp), MemoryStore::new());
-        let mount = |_| -> Arc<dyn FileSystem> {
-            Arc::new(BatchFs::new(served.access().name_space(), data.root(), 0))
-        };
-        Mounts { mounts: (0..count).map(mount).collect(), keep: Some(Box::new(served)) }
-    };
-    check(&WritableImplementation {
-        name: "a store with a server",
-        make: &make,
-        mounts_max,
-        name_bytes_max: 255,
-        path_bytes_max: usize::MAX,
-        uid: NEW.uid,
-        gid: NEW.gid,
-        owners: true,
-        rename_kinds: true,
-        hard_links: true,
-        locks: false,
-        xattrs: true,
-        writes_zeros: false,
-    });
+fn with_clients(is_tcp: bool, mounts_max: usize, check: impl Fn(&WritableImplementation<'_>)) {
+    with_mounts("a store with a server", || (Served::start(is_tcp), None), mounts_max, check);
 }
 
 #[test]
 fn promises_are_kept_by_mounts_of_a_server() {
-    with_mounts(false, 2, writing::run);
+    with_clients(false, 2, writing::run);
 }
 
 #[test]
 fn random_histories_of_two_mounts_match_the_model() {
     let shape = Shape { mounts: 2, ..Shape::DENSE };
-    with_mounts(false, 2, |implementation| histories::check(implementation, shape, 0..4));
-    with_mounts(true, 2, |implementation| histories::check(implementation, shape, 4..6));
+    with_clients(false, 2, |implementation| histories::check(implementation, shape, 0..4));
+    with_clients(true, 2, |implementation| histories::check(implementation, shape, 4..6));
 }
 
 fn write(fs: &dyn Writable, name: &str, bytes: &[u8]) {

@@ -3,22 +3,18 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use quell_batch_service::{Content, FoundNode, Inode, PartitionMap, Place, Reply, Request, Timestamp};
 use quell_threads::lock;
 use quell_vfs::{Error, Result};
 
-use crate::partition_servers::{Called, Connections};
+use crate::partition_servers::{Called, Connections, TIMES_KEPT};
 use crate::remote::Remote;
 use crate::served_names::Server;
 
 /// The largest number of directories whose servers are known.
 const DIRS_MAX: usize = 1024;
-
-/// The time by which this client can know changes of the times of a divided directory by others
-/// later than the primary server.
-const TIMES_KEPT: Duration = Duration::from_secs(1);
 
 /// The servers of a store.
 pub(crate) struct PartitionClients {

@@ -18,6 +18,9 @@ use crate::store_dir::{RETRY, StoreDir};
 /// The time for which a server that has its files open, and cannot be reached, is awaited.
 /// A server that ends answers requests for 10 s.
 const REACH_LIMIT: Duration = Duration::from_secs(30);
+/// The time after which the primary server asks partition servers, and a client asks the primary
+/// server, for the times of a divided directory again.
+pub(crate) const TIMES_KEPT: Duration = Duration::from_secs(1);
 /// If an attempt to reach a server fails after this time or later, the server is not tried again
 /// for [`UNREACHABLE_TIME`].
 const SLOW: Duration = Duration::from_millis(500);

@@ -20,16 +20,13 @@ use crate::copied_batch::{copy_batch, needs_copy};
 use crate::exclusive::open_keys_within;
 use crate::file_system::BatchFs;
 use crate::part_records::{submitted_by, with_parts};
-use crate::partition_servers::StorePartitions;
+use crate::partition_servers::{StorePartitions, TIMES_KEPT};
 use crate::random::random_number;
 use crate::server_files::ServerFiles;
 use crate::shared::now;
 use crate::store_dir::{BATCHES, BatchDir, DATA, INCOMING, OpenKeys, Sharing, StoreDir, TABLES};
 use crate::store_lock::StoreLock;
 use crate::subtree::{dir_at, path_of, tree_below};
-
-/// The time by which the times of a divided directory can be outdated.
-const TIMES_KEPT: Duration = Duration::from_secs(1);
 
 /// An open store. One process at a time has it open.
 #[derive(Debug)]

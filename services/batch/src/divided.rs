@@ -1,7 +1,6 @@
 //! The master image of a primary server that can assign partitions of large directories to
 //! partition servers.
 
-use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -279,8 +278,7 @@ impl MasterImage {
     /// # Errors
     /// The errors of reads.
     pub(crate) fn servers_of(&self, dir: u64, name: &[u8]) -> Result<Option<PartitionMap>> {
-        let names = self.read();
-        if names.0.assignments().is_empty() { Ok(None) } else { names.0.servers_of(dir, name) }
+        self.read().0.servers_of(dir, name)
     }
 
     /// Returns the counters.
@@ -336,9 +334,11 @@ impl MasterImage {
             let server = servers[(dir as usize % servers.len() + usize::from(slot)) % servers.len()];
             let partition = Partition { dir, depth, slots, slot };
             // A server receives assignments in the order of their numbers.
-            let _one = lock(&division.assigning);
+            let assigning = lock(&division.assigning);
             let Some(new) = self.write().0.assign(partition, server)? else { return Ok(()) };
-            if let Err(error) = division.servers.assign(&new) {
+            let assigned = division.servers.assign(&new);
+            drop(assigning);
+            if let Err(error) = assigned {
                 // If the partitions cannot be taken back now, the next operation does it.
                 let _ = self.take_back_of(division, dir);
                 return Err(error);
@@ -350,7 +350,7 @@ impl MasterImage {
 
     /// Executes an operation. If another server has a name that it needs, the partitions of the
     /// directory are taken back first.
-    fn perform<T>(&self, operation: impl Fn() -> Result<T>) -> Result<T> {
+    fn perform<T>(&self, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
         for _ in 0..REPETITIONS {
             match operation() {
                 Err(error) => match Obstacle::of(&error) {
@@ -370,7 +370,7 @@ impl MasterImage {
         &self,
         find: impl Fn(&Names<Image>) -> Result<Option<FoundNode>>,
     ) -> Result<Option<FoundNode>> {
-        let has_waited = Cell::new(false);
+        let mut has_waited = false;
         self.perform(|| {
             let names = self.read();
             let mut found = find(&names)?;
@@ -389,7 +389,8 @@ impl MasterImage {
                 match self.division()?.touched(server, dir, number) {
                     Ok(touched) => touched.into_iter().for_each(|touched| inode.touch(touched)),
                     // The directory may be being divided.
-                    Err(_) if !has_waited.replace(true) => {
+                    Err(_) if !has_waited => {
+                        has_waited = true;
                         self.await_division(dir)?;
                         return Err(Obstacle::NotAssigned.error());
                     }
@@ -484,15 +485,8 @@ impl NameSpace for MasterImage {
     }
 
     fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], u64, Kind) -> bool) -> Result<()> {
-        for _ in 0..REPETITIONS {
-            // The first names are passed only if the directory is not divided.
-            let listed = self.read().list(dir, after, visit);
-            match listed.as_ref().err().and_then(Obstacle::of) {
-                Some(_) => self.take_back(dir)?,
-                None => return listed,
-            }
-        }
-        Err(divided_again())
+        // The first names are passed only if the directory is not divided.
+        self.perform(|| self.read().list(dir, after, visit))
     }
 
     fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<FoundNode> {

@@ -5,13 +5,16 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quell_batch::{BatchFs, BatchStore, ServedPartitions, StoreAccess};
 use quell_batch_server::{PartitionServer, Server, ServerOptions};
 use quell_batch_service::{Reply, Request};
+use quell_testkit::MemoryStore;
+use quell_testkit::conformance::writing::{Mounts, WritableImplementation};
 use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, Role};
-use quell_vfs::{Error, NewEntry, Time};
+use quell_vfs::{Error, FileSystem, NewEntry, Time};
 
 pub const LONG: Duration = Duration::from_secs(120);
 pub const NOW: Time = Time { seconds: 100, nanoseconds: 0 };
@@ -33,6 +36,39 @@ fn listen_tcp(server: &Server, address: SocketAddr) -> SocketAddr {
 fn is_in_use(error: &Error) -> bool {
     let cause = error.source.as_ref().and_then(|cause| cause.downcast_ref::<std::io::Error>());
     cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::AddrInUse)
+}
+
+/// Runs `check` on mounts of new stores, each of which is a client of the server that `start` has
+/// started.
+pub fn with_mounts(
+    name: &'static str,
+    start: impl Fn() -> (Served, Option<PartitionServer>),
+    mounts_max: usize,
+    check: impl Fn(&WritableImplementation<'_>),
+) {
+    let make = |count: usize| {
+        // The data is in memory, because file systems differ in the largest offset.
+        let (servers, data) = (start(), MemoryStore::new());
+        let mount = |_| -> Arc<dyn FileSystem> {
+            Arc::new(BatchFs::new(servers.0.access().name_space(), data.root(), 0))
+        };
+        Mounts { mounts: (0..count).map(mount).collect(), keep: Some(Box::new(servers)) }
+    };
+    check(&WritableImplementation {
+        name,
+        make: &make,
+        mounts_max,
+        name_bytes_max: 255,
+        path_bytes_max: usize::MAX,
+        uid: NEW.uid,
+        gid: NEW.gid,
+        owners: true,
+        rename_kinds: true,
+        hard_links: true,
+        locks: false,
+        xattrs: true,
+        writes_zeros: false,
+    });
 }
 
 /// A store with a server.
