@@ -31,7 +31,7 @@ pub enum BatchEnd {
 #[derive(Debug)]
 pub enum BatchSession {
     /// Changes are visible in the store immediately.
-    Synchronous(StoreAccess),
+    Synchronous(Box<StoreAccess>),
     /// Changes belong to a batch, or to a part of a batch, that has begun.
     Batch(Arc<OpenBatch>, BatchEnd),
 }
@@ -47,7 +47,7 @@ pub fn open_batch_session(plan: &BatchPlan) -> Result<BatchSession, Failure> {
     let open = || StoreAccess::open_of(&plan.store, &plan.trust_owners, wait);
     let subtree = plan.subtree.as_os_str().as_bytes();
     let (batch, end) = match &plan.mode {
-        BatchMode::Synchronous => return Ok(BatchSession::Synchronous(open()?)),
+        BatchMode::Synchronous => return Ok(BatchSession::Synchronous(Box::new(open()?))),
         BatchMode::Batch { name, is_atomic, is_lazy, proof } => {
             let end = if *is_lazy { BatchEnd::CommitLater } else { BatchEnd::Commit };
             (OpenBatch::begin(open()?, subtree, name, *is_atomic)?.with_proof(*proof), end)

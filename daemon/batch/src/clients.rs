@@ -1,7 +1,7 @@
-//! Passes the requests of auxiliary servers, which never block, to the store, those of clients with
-//! keys of users to the threads that find the groups of the users, and all other requests to the
-//! worker threads. A verdict must not wait for these threads, because they can wait for the commit
-//! of a batch.
+//! Selects the threads that execute a request. The store executes a request of an auxiliary server
+//! at once, because it never blocks. A request of a client with the key of a user goes to the
+//! threads that find the groups of the user. All others go to the worker threads. A verdict must
+//! not wait for the worker threads, because they can wait for the commit of a batch.
 
 use std::sync::Arc;
 

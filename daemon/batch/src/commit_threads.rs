@@ -48,7 +48,7 @@ enum Work {
 
 impl State {
     /// Returns whether a thread is to commit the submitted batches.
-    fn begins_submitted(&self) -> bool {
+    fn should_commit_submitted(&self) -> bool {
         self.has_submitted && !self.is_committing_submitted
     }
 }
@@ -102,11 +102,12 @@ impl CommitQueue {
 
     /// Waits for work, and returns it. `None` after `close`.
     fn next(&self) -> Option<Work> {
-        let is_waiting =
-            |state: &mut State| !state.waiting.is_ready() && !state.begins_submitted() && !state.is_ending;
+        let is_waiting = |state: &mut State| {
+            !state.waiting.is_ready() && !state.should_commit_submitted() && !state.is_ending
+        };
         let waited = self.added.wait_while(lock(&self.state), is_waiting);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        if state.begins_submitted() {
+        if state.should_commit_submitted() {
             (state.has_submitted, state.is_committing_submitted) = (false, true);
             return Some(Work::Submitted);
         }
@@ -114,7 +115,7 @@ impl CommitQueue {
     }
 
     /// Records that a thread has committed the submitted batches.
-    fn ended_submitted(&self) {
+    fn record_submitted_committed(&self) {
         lock(&self.state).is_committing_submitted = false;
         self.added.notify_all();
     }
@@ -201,7 +202,7 @@ fn run(store: &ServedStore, queue: &CommitQueue) {
             // The next request that needs the image tries again, and gets the error.
             Work::Submitted => {
                 let _ = store.commit_submitted();
-                queue.ended_submitted();
+                queue.record_submitted_committed();
             }
         }
     }

@@ -70,8 +70,8 @@ impl Service for Requests {
         }
         Some(match client.user {
             Some(PeerUser { uid, gid, groups }) => Requester::of_user(*uid, *gid, groups),
-            // The client belongs to the owner, or knows the key of the store. Clients with keys of
-            // users get here with their users.
+            // The client belongs to the owner, or knows the key of the store. For a client with the
+            // key of a user, `UserClients` has set `client.user`.
             None => Requester::Owner,
         })
     }

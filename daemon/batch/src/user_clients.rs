@@ -189,9 +189,10 @@ impl Handler for Requests {
         let mut queue = lock(&shared.queue);
         let refusal = match queue.is_ending {
             true => Some(SERVER_ENDS.to_owned()),
-            false if queue.waiting_of(uid) >= WAITING_OF_USER_MAX => {
-                Some(format!("{WAITING_OF_USER_MAX} requests of user {uid} wait for the groups of this user"))
-            }
+            false if queue.waiting_of(uid) >= WAITING_OF_USER_MAX => Some(format!(
+                "{WAITING_OF_USER_MAX} requests of user {uid} are waiting for a look-up of the user's groups; \
+                 repeat the command later"
+            )),
             false => None,
         };
         if let Some(reason) = refusal {

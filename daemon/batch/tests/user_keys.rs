@@ -296,7 +296,7 @@ fn the_waiting_requests_of_a_user_are_limited_and_are_refused_when_the_server_en
     for beyond in waiting.split_off(252) {
         let (kind, reason) = refused(beyond.recv().unwrap().and_then(result_of));
         assert_eq!(kind, ErrorKind::Busy, "{reason}");
-        assert!(reason.contains("250 requests of user 4300007 wait"), "{reason}");
+        assert!(reason.contains("250 requests of user 4300007 are waiting"), "{reason}");
     }
     served.stop();
     let refusals = waiting.into_iter().map(|reply| refused(reply.recv().unwrap().and_then(result_of)));

@@ -13,7 +13,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::conflicts::path_of_name;
 use crate::file_system::BatchFs;
-use crate::partition_clients::PartitionClients;
+use crate::partition_clients::PartitionedClient;
 use crate::partition_servers::{PartitionServerSummary, summaries};
 use crate::remote::Remote;
 use crate::served_names::ServedNames;
@@ -36,7 +36,7 @@ enum Kind {
     /// This process has the store open.
     Own(BatchStore),
     /// Another process serves the store.
-    Served(Arc<Remote>, Arc<PartitionClients>),
+    Served(Arc<Remote>, Arc<PartitionedClient>),
 }
 
 /// A batch, or a part of one, that has begun.
@@ -126,7 +126,7 @@ impl StoreAccess {
 
     fn of_server(remote: Remote, dir: StoreDir) -> Result<StoreAccess> {
         let remote = Arc::new(remote);
-        let clients = Arc::new(PartitionClients::new(remote.clone())?);
+        let clients = Arc::new(PartitionedClient::new(remote.clone())?);
         Ok(StoreAccess { kind: Kind::Served(remote, clients), dir })
     }
 

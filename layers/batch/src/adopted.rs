@@ -98,7 +98,7 @@ impl AdoptedTree {
             Some(quell_vfs::Kind::File) => {
                 Ok(AcceptedFile { file, mode: stat.mode, uid: stat.uid, gid: stat.gid })
             }
-            _ => Err(stale(adopted, "it is no regular file any more")),
+            _ => Err(stale(adopted, "it is no longer a regular file")),
         }
     }
 

@@ -8,7 +8,8 @@ use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use quell_batch_service::{
-    Auxiliary, AuxiliarySummary, PROTOCOL, Reply, Request, Verdict, VerificationResult, VerificationTask,
+    Auxiliary, AuxiliarySummary, BatchState, PROTOCOL, Reply, Request, Verdict, VerificationResult,
+    VerificationTask,
 };
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
@@ -284,7 +285,13 @@ impl AuxiliaryServers {
             tracing::info!(batch, bytes = message.len(), "the task is too long for an auxiliary server");
             return None;
         }
-        let (client, server, reply) = self.assign(verification, batch, limit)?;
+        // All operations on names wait for the commit of a submitted batch, so this process
+        // verifies it at once if no auxiliary server is idle.
+        let wait = match task.record.state {
+            BatchState::Submitted { .. } => Duration::ZERO,
+            _ => limit,
+        };
+        let (client, server, reply) = self.assign(verification, batch, wait)?;
         reply(message);
         Some(Ended { verification, server, outcome: self.wait_for(client, verification, limit) })
     }

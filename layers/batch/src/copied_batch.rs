@@ -22,6 +22,8 @@ const TABLES_MAX: usize = 4096;
 const TABLES_BYTES_MAX: u64 = 1 << 40;
 /// The size of the buffer with which a table is copied.
 const COPY_BYTES: usize = 1 << 20;
+/// The smallest hole of a file, in bytes.
+const HOLE_BYTES: usize = 4096;
 
 /// Returns whether the files of a batch must be copied before they are verified, because its user
 /// can still change them. A batch that was submitted for a later commit has been copied already.
@@ -83,7 +85,8 @@ fn copy_tables(from: &OwnedFd, uid: u32, numbers: &[u64], to: &BatchDir, syncs: 
 }
 
 /// Copies a table of this size. A hole would need no space on the disk of the user, but space for
-/// the copy.
+/// the copy. Many file systems do not report holes (NFS before version 4.2, for example), so a run
+/// of zeros is refused as well: a table has no such run, because its blocks are compressed.
 fn copy_table((table, size): (OwnedFd, u64), mut copy: &File, name: &str) -> Result<()> {
     let failed = |cause| Error::from_io(cause, "copy", name);
     let hole = match size {
@@ -100,6 +103,7 @@ fn copy_table((table, size): (OwnedFd, u64), mut copy: &File, name: &str) -> Res
         let wanted = (size - at).min(COPY_BYTES as u64) as usize;
         match table.read_at(&mut buffer[..wanted], at).map_err(failed)? {
             0 => return Err(refused(name, "it became shorter")),
+            found if has_block_of_zeros(&buffer[..found]) => return Err(refused(name, "it has a hole")),
             found => {
                 copy.write_all(&buffer[..found]).map_err(failed)?;
                 at += found as u64;
@@ -107,4 +111,63 @@ fn copy_table((table, size): (OwnedFd, u64), mut copy: &File, name: &str) -> Res
         }
     }
     Ok(())
+}
+
+fn has_block_of_zeros(bytes: &[u8]) -> bool {
+    bytes.chunks_exact(HOLE_BYTES).any(|block| block.iter().all(|byte| *byte == 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_batch_service::TableWriter;
+
+    use super::*;
+
+    fn copy(bytes: &[u8]) -> Result<Vec<u8>> {
+        let temp = tempfile::tempdir().unwrap();
+        let (from, to) = (temp.path().join("from"), temp.path().join("to"));
+        std::fs::write(&from, bytes).unwrap();
+        let table = OwnedFd::from(File::open(from).unwrap());
+        copy_table((table, bytes.len() as u64), &File::create(&to).unwrap(), "table")?;
+        Ok(std::fs::read(to).unwrap())
+    }
+
+    #[test]
+    fn a_table_with_a_block_of_zeros_is_not_copied() {
+        for size in [0, 1, HOLE_BYTES, COPY_BYTES, COPY_BYTES + 1, 2 * COPY_BYTES + 5000] {
+            let mut bytes = vec![7; size];
+            assert_eq!(copy(&bytes).unwrap(), bytes);
+            for block in bytes.chunks_exact_mut(HOLE_BYTES) {
+                block[1..].fill(0);
+            }
+            assert_eq!(copy(&bytes).unwrap(), bytes);
+        }
+        let mut bytes = vec![7; COPY_BYTES + 2 * HOLE_BYTES];
+        for at in [0, COPY_BYTES - HOLE_BYTES, COPY_BYTES + HOLE_BYTES] {
+            bytes.fill(7);
+            bytes[at..at + HOLE_BYTES].fill(0);
+            assert_eq!(copy(&bytes).unwrap_err().kind, ErrorKind::InvalidInput, "{at}");
+        }
+    }
+
+    #[test]
+    fn tables_have_no_block_of_zeros() {
+        let mut random = quell_testkit::Random::new(1);
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("table");
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        let mut table = TableWriter::new(file);
+        // Contents that can be compressed only in the part with zeros, which has several lengths.
+        for number in 0_u64..300 {
+            let zeros = HOLE_BYTES + random.below(3 * HOLE_BYTES);
+            let before = random.below(COPY_BYTES / 16 - zeros);
+            let mut value = random.bytes(COPY_BYTES / 16);
+            value[before..before + zeros].fill(0);
+            table.add(&number.to_be_bytes(), &value).unwrap();
+        }
+        table.finish().unwrap();
+        let bytes = std::fs::read(path).unwrap();
+        assert!(bytes.len() > 8 << 20);
+        assert_eq!(copy(&bytes).unwrap(), bytes);
+    }
 }

@@ -223,7 +223,16 @@ fn check_data(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> Resu
         // The files of other users belong to them, so only the files that the image needs are
         // checked.
         let incoming = store.dir.open_dir(INCOMING)?;
-        missing.retain(|file| open_data_file(&incoming, *file).is_err());
+        for file in missing.clone() {
+            match open_data_file(&incoming, file) {
+                Ok(_) => {
+                    missing.remove(&file);
+                }
+                // Another object has the place of the file.
+                Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::InvalidInput) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
     if missing.is_empty() {
         return Ok(());

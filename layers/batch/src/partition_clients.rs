@@ -1,5 +1,5 @@
 //! A client of the primary server and of the partition servers of a store. It sends an operation on
-//! a name to the server that has the name.
+//! a name to the server that executes the operations on the name.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -9,15 +9,15 @@ use quell_batch_service::{Content, FoundNode, Inode, PartitionMap, Place, Reply,
 use quell_threads::lock;
 use quell_vfs::{Error, Result};
 
-use crate::partition_servers::{Called, Connections, TIMES_KEPT};
+use crate::partition_servers::{CallOutcome, Connections, TIMES_KEPT};
 use crate::remote::Remote;
 use crate::served_names::Server;
 
 /// The largest number of directories whose servers are known.
 const DIRS_MAX: usize = 1024;
 
-/// The servers of a store.
-pub(crate) struct PartitionClients {
+/// A client of all servers of a store.
+pub(crate) struct PartitionedClient {
     primary: Arc<Remote>,
     partitions: Connections,
     known: Mutex<KnownDirs>,
@@ -26,18 +26,18 @@ pub(crate) struct PartitionClients {
 /// The divided directories that a client knows.
 #[derive(Default)]
 struct KnownDirs {
-    dirs: HashMap<u64, Known>,
+    dirs: HashMap<u64, KnownDir>,
     /// The directories by the number of the directory above and their name there.
     by_name: HashMap<u64, HashMap<Vec<u8>, u64>>,
 }
 
-/// The knowledge of a client about a divided directory.
-struct Known {
+/// The servers and the attributes of a divided directory, as a client has received them.
+struct KnownDir {
     map: PartitionMap,
     /// The time of the last known change of its names. A program sees its own changes at once.
     touched: Option<Timestamp>,
     /// The time of the last request for its attributes to the primary server.
-    asked: Option<Instant>,
+    requested: Option<Instant>,
     /// The number of the directory above, and the name there.
     name: Option<(u64, Vec<u8>)>,
 }
@@ -50,7 +50,7 @@ impl KnownDirs {
         }
         match self.dirs.get_mut(&dir) {
             Some(known) => known.map = map,
-            None => drop(self.dirs.insert(dir, Known { map, touched: None, asked: None, name: None })),
+            None => drop(self.dirs.insert(dir, KnownDir { map, touched: None, requested: None, name: None })),
         }
     }
 
@@ -70,7 +70,7 @@ impl KnownDirs {
     fn note_attributes(&mut self, inode: &Inode) {
         let Some(known) = self.dirs.get_mut(&inode.number) else { return };
         known.touched = known.touched.max(Some(inode.changed));
-        known.asked = Some(Instant::now());
+        known.requested = Some(Instant::now());
         if let Content::Parent { dir, name } = &inode.content {
             self.by_name.entry(*dir).or_default().insert(name.clone(), inode.number);
             known.name = Some((*dir, name.clone()));
@@ -86,23 +86,23 @@ impl KnownDirs {
             _ => return None,
         };
         let known = self.dirs.get(&dir)?;
-        let is_recent = known.asked.is_some_and(|asked| asked.elapsed() < TIMES_KEPT);
+        let is_recent = known.requested.is_some_and(|requested| requested.elapsed() < TIMES_KEPT);
         // The clients distribute these requests over the servers.
         let server = known.map.any_server(std::process::id()).filter(|_| is_recent)?;
         Some((dir, server))
     }
 }
 
-impl std::fmt::Debug for PartitionClients {
+impl std::fmt::Debug for PartitionedClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PartitionClients").field("primary", &self.primary).finish_non_exhaustive()
+        f.debug_struct("PartitionedClient").field("primary", &self.primary).finish_non_exhaustive()
     }
 }
 
-impl PartitionClients {
-    pub(crate) fn new(primary: Arc<Remote>) -> Result<PartitionClients> {
+impl PartitionedClient {
+    pub(crate) fn new(primary: Arc<Remote>) -> Result<PartitionedClient> {
         let partitions = Connections::new(primary.dir().duplicate()?);
-        Ok(PartitionClients { primary, partitions, known: Mutex::default() })
+        Ok(PartitionedClient { primary, partitions, known: Mutex::default() })
     }
 
     fn server_of(&self, dir: u64, name: &[u8]) -> Option<u32> {
@@ -123,11 +123,12 @@ impl PartitionClients {
     }
 
     /// Returns the attributes of a divided directory from a partition server. `None` if the primary
-    /// server must be asked.
+    /// server must be requested.
     fn attributes(&self, request: &Request) -> Option<Reply> {
         let (dir, server) = lock(&self.known).server_of_attributes(request)?;
         let find = Request::Find { number: dir, place: Place::Dir(dir) };
-        let Ok(Called::Reply(Reply::Found(Some(mut found)))) = self.partitions.call(server, &find) else {
+        let Ok(CallOutcome::Reply(Reply::Found(Some(mut found)))) = self.partitions.call(server, &find)
+        else {
             // The next operation on a name finds the servers.
             lock(&self.known).remove(dir);
             return None;
@@ -142,7 +143,7 @@ impl PartitionClients {
         if !is_found {
             return None;
         }
-        if let Some(Known { touched: Some(touched), .. }) = lock(&self.known).dirs.get(&dir) {
+        if let Some(KnownDir { touched: Some(touched), .. }) = lock(&self.known).dirs.get(&dir) {
             found.inode.touch(*touched);
         }
         Some(Reply::Found(Some(found)))
@@ -154,7 +155,7 @@ impl PartitionClients {
         if let Reply::Found(Some(FoundNode { place: Place::Dir(dir), inode })) = &mut reply {
             let mut known = lock(&self.known);
             known.note_attributes(inode);
-            if let Some(Known { touched: Some(touched), .. }) = known.dirs.get(dir) {
+            if let Some(KnownDir { touched: Some(touched), .. }) = known.dirs.get(dir) {
                 inode.touch(*touched);
             }
         }
@@ -184,17 +185,17 @@ impl PartitionClients {
                 continue;
             };
             match self.partitions.call(server, request)? {
-                Called::Reply(Reply::NotAssigned) => {
+                CallOutcome::Reply(Reply::NotAssigned) => {
                     if let Some(reply) = self.servers_now((dir, name), request, &mut has_waited)? {
                         return Ok(reply);
                     }
                 }
-                Called::Reply(Reply::NeedsPrimary) => return self.call_undivided(dir, request),
-                Called::Reply(reply) => {
+                CallOutcome::Reply(Reply::NeedsPrimary) => return self.call_undivided(dir, request),
+                CallOutcome::Reply(reply) => {
                     self.note_change(dir, request);
                     return Ok(reply);
                 }
-                Called::Unreachable { error, may_be_executed } => {
+                CallOutcome::Unreachable { error, may_be_executed } => {
                     match may_be_executed && !request.is_repeatable() {
                         true => return Err(error),
                         false => self.take_back(dir)?,
@@ -204,9 +205,10 @@ impl PartitionClients {
         }
     }
 
-    /// Asks the primary server for the servers of a directory, because the known one does not have
-    /// the name. Returns the reply if the primary server has executed the request. `has_waited`
-    /// states whether the known server still did not have the name after the end of a division.
+    /// Requests the servers of a directory from the primary server, because the known server does
+    /// not execute the operations on the name. Returns the reply if the primary server has executed
+    /// the request. `has_waited` states whether the caller has waited for the end of a division
+    /// already; this function sets it if it waits, or takes the partitions back.
     fn servers_now(
         &self,
         (dir, name): (u64, &[u8]),
@@ -261,7 +263,7 @@ impl PartitionClients {
     }
 }
 
-impl Server for Arc<PartitionClients> {
+impl Server for Arc<PartitionedClient> {
     fn call(&self, request: &Request) -> Result<Reply> {
         if let Some(reply) = self.attributes(request) {
             return Ok(reply);

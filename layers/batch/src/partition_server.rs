@@ -191,7 +191,8 @@ impl ServedPartitions {
 /// Returns the error of a partition server whose files are missing.
 fn missing(store: &StoreDir, number: u32) -> Error {
     let reason = format!(
-        "files are missing in its directory {PARTITIONS}/{number}, so changes of names are lost unless they are restored"
+        "files are missing in its directory {PARTITIONS}/{number}: restore these files, or discard their changes of \
+         names with \"quell batch fsck STORE --repair\""
     );
     Error { source: Some(reason.into()), ..Error::new(ErrorKind::Damaged, "open the store", store.subject()) }
 }

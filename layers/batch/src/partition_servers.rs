@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use quell_batch_service::{Assignment, NewAssignment, PartitionServers, Reply, Request, Returned, Timestamp};
+use quell_batch_service::{
+    Assignment, NewAssignment, PartitionServers, Reply, Request, ReturnedChanges, Timestamp,
+};
 use quell_threads::lock;
 use quell_transport::peer::was_not_executed;
 use quell_vfs::{Error, ErrorKind, Result};
@@ -15,20 +17,20 @@ use crate::partition_server::ServedPartitions;
 use crate::remote::Remote;
 use crate::store_dir::{RETRY, StoreDir};
 
-/// The time for which a server that has its files open, and cannot be reached, is awaited.
-/// A server that ends answers requests for 10 s.
+/// The longest wait for a server that cannot be reached and whose process still has its files open.
+/// A server that is ending answers requests for up to 10 s.
 const REACH_LIMIT: Duration = Duration::from_secs(30);
 /// The time after which the primary server asks partition servers, and a client asks the primary
 /// server, for the times of a divided directory again.
 pub(crate) const TIMES_KEPT: Duration = Duration::from_secs(1);
 /// If an attempt to reach a server fails after this time or later, the server is not tried again
 /// for [`UNREACHABLE_TIME`].
-const SLOW: Duration = Duration::from_millis(500);
+const SLOW_ATTEMPT: Duration = Duration::from_millis(500);
 /// The time for which such a server gets no assignments.
 const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
 
 /// The end of a call.
-pub(crate) enum Called {
+pub(crate) enum CallOutcome {
     Reply(Reply),
     /// The server could not be reached.
     Unreachable {
@@ -65,9 +67,9 @@ impl Connections {
     ///
     /// # Errors
     /// The errors that the server returns.
-    pub(crate) fn call(&self, server: u32, request: &Request) -> Result<Called> {
+    pub(crate) fn call(&self, server: u32, request: &Request) -> Result<CallOutcome> {
         let remote = match self.get(server) {
-            Err(error) => return Ok(Called::Unreachable { error, may_be_executed: false }),
+            Err(error) => return Ok(CallOutcome::Unreachable { error, may_be_executed: false }),
             Ok(remote) => remote,
         };
         match remote.send_once(request) {
@@ -77,13 +79,13 @@ impl Connections {
                 // The connection takes a moment to end, so it ends without the lock.
                 drop(removed);
                 let may_be_executed = !was_not_executed(&error);
-                Ok(Called::Unreachable { error, may_be_executed })
+                Ok(CallOutcome::Unreachable { error, may_be_executed })
             }
             Ok(reply) => match decode(&reply)? {
                 Reply::Failed(failure) => {
                     Err(failure.into_error("call a partition server of", self.dir.subject()))
                 }
-                reply => Ok(Called::Reply(reply)),
+                reply => Ok(CallOutcome::Reply(reply)),
             },
         }
     }
@@ -105,7 +107,7 @@ pub(crate) fn summaries(dir: StoreDir) -> Result<Vec<PartitionServerSummary>> {
     let connections = Connections::new(dir);
     let summary = |number| {
         let counters = match connections.call(number, &Request::Counters) {
-            Ok(Called::Reply(Reply::Counters(counters))) => Some(counters),
+            Ok(CallOutcome::Reply(Reply::Counters(counters))) => Some(counters),
             _ => None,
         };
         PartitionServerSummary { number, counters }
@@ -114,17 +116,17 @@ pub(crate) fn summaries(dir: StoreDir) -> Result<Vec<PartitionServerSummary>> {
 }
 
 /// The partition servers of a store.
-pub(crate) struct StorePartitions {
+pub(crate) struct StorePartitionServers {
     connections: Connections,
-    /// The servers that could not be reached after [`SLOW`], with the time of the attempt.
+    /// The servers that could not be reached after [`SLOW_ATTEMPT`], with the time of the attempt.
     unreachable: Mutex<HashMap<u32, Instant>>,
     /// For each server, a lock that is held while this process has its files open.
     opening: Mutex<HashMap<u32, Arc<Mutex<()>>>>,
 }
 
-impl StorePartitions {
-    pub(crate) fn new(dir: StoreDir) -> StorePartitions {
-        StorePartitions {
+impl StorePartitionServers {
+    pub(crate) fn new(dir: StoreDir) -> StorePartitionServers {
+        StorePartitionServers {
             connections: Connections::new(dir),
             unreachable: Mutex::default(),
             opening: Mutex::default(),
@@ -136,8 +138,8 @@ impl StorePartitions {
         let mut end = None;
         loop {
             match self.connections.call(server, request) {
-                Ok(Called::Reply(reply)) => return Ok(reply),
-                Ok(Called::Unreachable { .. }) => {}
+                Ok(CallOutcome::Reply(reply)) => return Ok(reply),
+                Ok(CallOutcome::Unreachable { .. }) => {}
                 Err(error) => return Err(of_running(server, error)),
             }
             // Another thread may have the files open, and its lock excludes this thread as well.
@@ -158,8 +160,8 @@ impl StorePartitions {
     /// Executes a request in the process of a server.
     fn call(&self, server: u32, request: &Request) -> Result<Reply> {
         match self.connections.call(server, request)? {
-            Called::Reply(reply) => Ok(reply),
-            Called::Unreachable { error, .. } => Err(error),
+            CallOutcome::Reply(reply) => Ok(reply),
+            CallOutcome::Unreachable { error, .. } => Err(error),
         }
     }
 
@@ -172,7 +174,7 @@ impl StorePartitions {
     }
 }
 
-impl PartitionServers for StorePartitions {
+impl PartitionServers for StorePartitionServers {
     fn available(&self) -> Result<Vec<u32>> {
         let mut servers = self.connections.dir.partition_servers()?;
         servers.retain(|server| {
@@ -182,7 +184,7 @@ impl PartitionServers for StorePartitions {
             }
             let begun = Instant::now();
             let is_reachable = self.call(*server, &Request::Counters).is_ok();
-            if !is_reachable && begun.elapsed() >= SLOW {
+            if !is_reachable && begun.elapsed() >= SLOW_ATTEMPT {
                 lock(&self.unreachable).insert(*server, begun);
             }
             is_reachable
@@ -197,7 +199,7 @@ impl PartitionServers for StorePartitions {
         }
     }
 
-    fn give_back(&self, assignment: &Assignment) -> Result<Returned> {
+    fn give_back(&self, assignment: &Assignment) -> Result<ReturnedChanges> {
         match self.call_or_open(assignment.server, &Request::GiveBack { number: assignment.number })? {
             Reply::Returned(returned) => Ok(returned),
             _ => Err(self.unexpected()),
@@ -229,8 +231,8 @@ impl PartitionServers for StorePartitions {
     }
 }
 
-/// Returns the error of a running server. It is not an error of missing or damaged files, which a
-/// repair would give up: the server may execute further operations.
+/// Returns the error of a running server. Missing or damaged files become `Busy`, because a repair
+/// would otherwise discard the changes of a server that may execute further operations.
 fn of_running(server: u32, error: Error) -> Error {
     match error.kind {
         ErrorKind::Damaged | ErrorKind::NotFound => {

@@ -248,8 +248,15 @@ impl ServedStore {
                 Reply::Batches { batches, is_last }
             }
             Request::Conflicts { batch, from } => {
-                let from = usize::try_from(from).unwrap_or(usize::MAX);
-                let (conflicts, is_last) = page(self.store.conflicts_of(batch)?.into_iter().skip(from));
+                let (mut conflicts, mut bytes, mut is_last) = (Vec::new(), 0, true);
+                self.store.primary().conflicts_from(batch, from, &mut |conflict| {
+                    is_last = bytes < LISTED_BYTES;
+                    if is_last {
+                        bytes += encode(&conflict).len();
+                        conflicts.push(conflict);
+                    }
+                    Ok(is_last)
+                })?;
                 Reply::Conflicts { conflicts, is_last }
             }
             Request::Record { batch } => Reply::Begun(self.store.primary().watchable_batch(batch)?),

@@ -20,7 +20,7 @@ use crate::copied_batch::{copy_batch, needs_copy};
 use crate::exclusive::open_keys_within;
 use crate::file_system::BatchFs;
 use crate::part_records::{submitted_by, with_parts};
-use crate::partition_servers::{StorePartitions, TIMES_KEPT};
+use crate::partition_servers::{StorePartitionServers, TIMES_KEPT};
 use crate::random::random_number;
 use crate::server_files::ServerFiles;
 use crate::shared::now;
@@ -257,7 +257,7 @@ impl BatchStore {
     /// names are used.
     pub(crate) fn with_keys(dir: StoreDir, keys: OpenKeys, creations: u64) -> Result<BatchStore> {
         let tables = Arc::new(dir.image_tables()?);
-        let servers = Box::new(StorePartitions::new(dir.duplicate()?));
+        let servers = Box::new(StorePartitionServers::new(dir.duplicate()?));
         let creations = if dir.is_shared() { 0 } else { creations };
         let primary = Primary::open(Arc::new(keys.store), tables)?;
         let mut primary = primary.with_partition_servers(servers, creations, TIMES_KEPT);

@@ -587,7 +587,7 @@ fn format_of(file: &dyn quell_posix::OpenFile) -> Result<Vec<u8>> {
 fn share_dir(dir: BorrowedFd<'_>, gid: u32, permissions: u32) -> Result<()> {
     let failed = |error: rustix::io::Errno| match error {
         rustix::io::Errno::PERM => {
-            let source = Some(format!("you are no member of group {gid}").into());
+            let source = Some(format!("you are not a member of group {gid}").into());
             Error { source, ..Error::new(ErrorKind::PermissionDenied, "create the store", "") }
         }
         error => Error::from_io(error.into(), "create the store", ""),
@@ -637,7 +637,16 @@ impl BatchDir {
 }
 
 /// Writes the certificate of a batch, in place of an earlier one.
+///
+/// # Errors
+/// `NoSpace` if it is too long; the errors of files.
 pub(crate) fn write_certificate(files: &PosixDir, bytes: &[u8], access: &FileAccess) -> Result<()> {
+    if bytes.len() > CERTIFICATE_BYTES_MAX {
+        let reason = "the batch has changed entries in more existing directories than a certificate can list; \
+                      commit it with --proof log";
+        let error = Error::new(ErrorKind::NoSpace, "write", "the certificate");
+        return Err(Error { source: Some(reason.into()), ..error });
+    }
     remove_if_present(files, NEW_CERTIFICATE)?;
     let file = access.create(files, NEW_CERTIFICATE)?;
     file.write_at(bytes, 0)?;

@@ -9,11 +9,11 @@ use quell_vfs::{Error, ErrorKind, Result, Time};
 use crate::auxiliary::Auxiliary;
 use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflicts, Marker, PartState, Prepared};
 use crate::certificate::Certificate;
-use crate::divided::MasterImage;
 use crate::entry::Timestamp;
 use crate::files::TableFiles;
 use crate::image::{Addition, Image};
 use crate::limits::of_file_system;
+use crate::master_image::MasterImage;
 use crate::pinned_tables::TablePins;
 use crate::readable::ReadAccess;
 use crate::submitted::open_submitted;
@@ -200,6 +200,7 @@ pub(crate) fn commit(
     if let (Some(_), BatchState::Submitted { .. }) = (marker, &records.batch.state) {
         return Err(ended("it is submitted, so it is committed without a transaction of blobs"));
     }
+    image.compact()?;
     let (reads, now) = (rules.reads_of(&records.batch.caller), || (rules.clock)().into());
     for _ in 0..REPETITIONS {
         // The verification needs no lock: the tables of the image never change.

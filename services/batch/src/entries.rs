@@ -1,5 +1,8 @@
 //! The interface between the rules of a name space and the storage of its entries.
 
+use std::sync::Arc;
+
+use quell_kv::KeyValue;
 use quell_vfs::Result;
 
 use crate::entry::Entry;
@@ -45,11 +48,12 @@ pub trait Entries {
     /// `NoSpace` if the range of numbers is used up.
     fn new_inode(&mut self) -> Result<u64>;
 
-    /// Waits until all changes survive a power failure.
-    ///
-    /// # Errors
-    /// The errors of fsync(2); then each later change fails.
-    fn sync(&mut self) -> Result<()>;
+    /// Returns the key-value store that has the changes. After its `sync`, which needs no lock of
+    /// the name space, all earlier changes survive a power failure. `None` if this name space does
+    /// not outlive its process.
+    fn key_values(&self) -> Option<Arc<dyn KeyValue>> {
+        None
+    }
 
     /// Returns the request for the names of a directory, if they are not known. Without this
     /// call, the first use of the directory sends the request with the lock of the name space.

@@ -21,7 +21,7 @@ use crate::key::Key;
 use crate::limits::{LimitChange, Limits, NumberChange, QuotaSubject, UNLIMITED};
 use crate::names::Names;
 use crate::operations::fuzzing::{self as operations, Change};
-use crate::partition::{Assignment, Assignments, NewAssignment, Partition, Returned};
+use crate::partition::{Assignment, Assignments, NewAssignment, ReturnedChanges, SlotPartitions};
 use crate::readable::ReadAccess;
 use crate::stored::{Description, decode, encode};
 use crate::table::{self, BlockCache, Table, TableLookups, TableWriter};
@@ -82,7 +82,7 @@ pub fn check_image_copy(bytes: &[u8], is_sealed: bool) {
     batches.iter().for_each(|batch| drop(batch.summary()));
     assert!(limits.quotas(&UsageOfUsers::default()).len() >= 2);
     let by_dir = Assignments::new(assignments);
-    by_dir.all().iter().for_each(|assignment| assert!(by_dir.map_of(assignment.partition.dir).is_some()));
+    by_dir.all().iter().for_each(|assignment| assert!(by_dir.map_of(assignment.partitions.dir).is_some()));
 }
 
 /// Decodes bytes as each kind of value of the key-value store, and as a conflict.
@@ -102,7 +102,7 @@ pub fn check_records(bytes: &[u8]) {
     check::<Limits>(bytes);
     check::<Assignment>(bytes);
     check::<NewAssignment>(bytes);
-    check::<Returned>(bytes);
+    check::<ReturnedChanges>(bytes);
 }
 
 /// Decodes a certificate.
@@ -124,11 +124,11 @@ pub fn check_verdict(bytes: &[u8]) {
 /// Returns an assignment of a partition.
 pub(crate) fn new_assignment() -> NewAssignment {
     let VerificationTask { current, .. } = verification_task();
-    let partition = Partition { dir: 9, depth: 2, slots: 3, slot: 1 };
-    let assignment = Assignment { number: 12, server: 1, partition, tables: current, inodes: 100..200 };
+    let partitions = SlotPartitions { dir: 9, depth: 2, slots: 3, slot: 1 };
+    let assignment = Assignment { number: 12, server: 1, partitions, tables: current, inodes: 100..200 };
     let content = Content::Parent { dir: ROOT, name: b"large".to_vec() };
     let dir = Inode {
-        number: partition.dir,
+        number: partitions.dir,
         mode: Kind::Dir.mode_bits() | 0o755,
         uid: 7,
         gid: 8,

@@ -4,12 +4,13 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use quell_kv::{Batch as Commit, KeyRange, KeyValue};
 use quell_vfs::{Error, ErrorKind, NewEntry, Result, Time};
 
 use crate::batch::{BatchRecord, BatchState};
-use crate::compaction::{merge, tables_to_merge};
+use crate::compaction::{Compaction, TableRange, are_too_many, tables_to_merge};
 use crate::entries::{Entries, KeyChange};
 use crate::entry::{Entry, Inode, LINKED, damaged};
 use crate::files::TableFiles;
@@ -19,7 +20,9 @@ use crate::key::{Key, split};
 use crate::limits::{LimitChange, Limits, Quota, QuotaSubject, of_file_system};
 use crate::merge::{Merge, Source, list_merged};
 use crate::names::Names;
-use crate::partition::{Assignment, Assignments, NewAssignment, Obstacle, Partition, PartitionMap, Returned};
+use crate::partition::{
+    Assignment, Assignments, NewAssignment, Obstacle, PartitionMap, ReturnedChanges, SlotPartitions,
+};
 use crate::pinned_tables::{PinnedTables, TablePins};
 use crate::reservations::Reservations;
 use crate::stored::{
@@ -40,6 +43,9 @@ const ENTRIES_BYTES_MAX: usize = 12 << 20;
 /// The number of inode numbers that are reserved at a time for synchronous operations.
 const INODES_RESERVED: u64 = 1 << 20;
 
+/// The number of directories whose last changes are kept in memory.
+const CHANGED_DIRS_MAX: usize = 1 << 20;
+
 /// The largest size of the descriptions of all assignments, in bytes. Each of them has the list of
 /// tables.
 const ASSIGNMENTS_BYTES_MAX: usize = 16 << 20;
@@ -58,8 +64,9 @@ pub struct Image {
     entries_bytes: usize,
     /// The number of the last change.
     change: u64,
-    /// The last change of each directory since the image was opened.
+    /// The last change of each directory after the change with the number `forgotten`.
     changed_dirs: HashMap<u64, u64>,
+    forgotten: u64,
     /// The directories and the use that prepared batches reserve.
     reservations: Reservations,
     pinned: PinnedTables,
@@ -69,6 +76,7 @@ pub struct Image {
     limits: Limits,
     /// The partitions of directories that partition servers have.
     assignments: Assignments,
+    is_compaction_due: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for Image {
@@ -207,13 +215,16 @@ impl Image {
             entries_bytes,
             change: 1,
             changed_dirs: HashMap::new(),
+            forgotten: 0,
             reservations,
             pinned: PinnedTables::default(),
             usage: usage.unwrap_or_default(),
             limits,
             assignments,
             description,
+            is_compaction_due: Arc::default(),
         };
+        image.note_new_tables();
         image.refresh_copy()?;
         if !is_counted {
             image.recount_usage()?;
@@ -240,14 +251,23 @@ impl Image {
         &self.cache
     }
 
+    /// Waits until all changes survive a power failure.
+    ///
+    /// # Errors
+    /// The errors of fsync(2); then each later change fails.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.store.sync()
+    }
+
     /// Returns the number of the last change.
     pub(crate) fn last_change(&self) -> u64 {
         self.change
     }
 
-    /// Returns whether any of `dirs` was changed after the change with this number.
+    /// Returns whether any of `dirs` may have been changed after the change with this number.
     pub(crate) fn is_changed_since(&self, change: u64, mut dirs: impl Iterator<Item = u64>) -> bool {
-        dirs.any(|dir| self.changed_dirs.get(&dir).is_some_and(|last| *last > change))
+        change < self.forgotten
+            || dirs.any(|dir| self.changed_dirs.get(&dir).is_some_and(|last| *last > change))
     }
 
     /// Writes the entries of the key-value store as a table, and returns the whole image as tables.
@@ -445,19 +465,23 @@ impl Image {
     ///
     /// # Errors
     /// The errors of files and commits.
-    pub(crate) fn assign(&mut self, partition: Partition, server: u32) -> Result<Option<NewAssignment>> {
+    pub(crate) fn assign(
+        &mut self,
+        partitions: SlotPartitions,
+        server: u32,
+    ) -> Result<Option<NewAssignment>> {
         const INODES: u64 = 1 << 32;
-        let dir = match self.get(&Key::of_dir(partition.dir))? {
-            Some(Entry::Inode(dir)) if partition.dir != LINKED => dir,
+        let dir = match self.get(&Key::of_dir(partitions.dir))? {
+            Some(Entry::Inode(dir)) if partitions.dir != LINKED => dir,
             _ => return Ok(None),
         };
-        if self.reservations.check(None, &[partition.dir]).is_err() || !self.limits.is_empty() {
+        if self.reservations.check(None, &[partitions.dir]).is_err() || !self.limits.is_empty() {
             return Ok(None);
         }
         if self.batches()?.iter().any(|batch| matches!(batch.state, BatchState::Submitted { .. })) {
             return Ok(None);
         }
-        self.compact()?;
+        self.compact_if_too_many()?;
         let (tables, _) = self.snapshot()?;
         let mut description = self.description.clone();
         let start = description.next_inode;
@@ -469,7 +493,7 @@ impl Image {
         description.version = VERSION_WITH_ASSIGNMENTS;
         let number = description.next_table;
         description.next_table += 1;
-        let assignment = Assignment { number, server, partition, tables, inodes: start..end };
+        let assignment = Assignment { number, server, partitions, tables, inodes: start..end };
         let mut commit = Commit::new();
         put_assignment(&mut commit, &assignment);
         let mut copy = self.copy_with(&description, &[])?;
@@ -489,8 +513,8 @@ impl Image {
     ///
     /// # Errors
     /// `Damaged`; the errors of files and commits. Then the assignment has not ended.
-    pub(crate) fn take_back(&mut self, assignment: &Assignment, returned: &Returned) -> Result<()> {
-        let dir = assignment.partition.dir;
+    pub(crate) fn take_back(&mut self, assignment: &Assignment, returned: &ReturnedChanges) -> Result<()> {
+        let dir = assignment.partitions.dir;
         if !self.assignments.of_dir(dir).contains(assignment) {
             return Ok(());
         }
@@ -689,7 +713,7 @@ impl Image {
     pub(crate) fn add(&mut self, addition: Addition, records: &[BatchRecord]) -> Result<()> {
         let number = records.first().map(|record| record.number);
         self.reservations.check(number, &addition.changed_dirs)?;
-        self.compact()?;
+        self.compact_if_too_many()?;
         // Entries of the key-value store are newer than all tables, so they become a table first.
         self.flush()?;
         let mut tables = self.tables.clone();
@@ -714,6 +738,7 @@ impl Image {
         self.store_description(description, commit)?;
         self.store.sync()?;
         self.tables = tables;
+        self.note_new_tables();
         self.note_changes(dirs);
         if let Some(number) = number {
             self.reservations.remove(number);
@@ -753,42 +778,76 @@ impl Image {
         self.store_description(description, commit)?;
         self.tables.add(opened);
         (self.entries, self.entries_bytes) = (0, 0);
+        self.note_new_tables();
         Ok(())
     }
 
-    /// Merges tables if there are many, and removes the files of tables that neither the image nor
-    /// the snapshot of an open batch has.
+    /// Returns a flag that is set when tables can be merged.
+    pub(crate) fn compaction_due(&self) -> &Arc<AtomicBool> {
+        &self.is_compaction_due
+    }
+
+    fn note_new_tables(&self) {
+        if tables_to_merge(self.table_ranges()) > 0 {
+            self.is_compaction_due.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn table_ranges(&self) -> impl Iterator<Item = TableRange<'_>> {
+        let tables = self.description.tables.iter().zip(self.tables.key_ranges());
+        tables.map(|(table, (first, last))| TableRange { bytes: table.bytes, first, last })
+    }
+
+    /// Begins to merge tables; `None` if there are few. The merge needs no lock of the image:
+    /// tables do not change.
+    pub(crate) fn begin_compaction(&self) -> Option<Compaction> {
+        let count = tables_to_merge(self.table_ranges());
+        let tables = self.description.tables[..count].to_vec();
+        let pins = self.pin_tables(tables.iter().map(|table| table.number));
+        let (is_oldest, sources) = (count == self.description.tables.len(), self.tables.newest(count));
+        (count > 0).then(|| Compaction { tables, sources, is_oldest, files: self.files.clone(), _pins: pins })
+    }
+
+    /// Replaces the tables that were merged. Newer tables may have been added meanwhile. If another
+    /// thread has merged the tables meanwhile, nothing is changed.
     ///
     /// # Errors
     /// The errors of files and commits. Then the image is as before.
-    pub(crate) fn compact(&mut self) -> Result<()> {
-        let count = tables_to_merge(&self.description.tables);
-        if count == 0 {
-            return Ok(());
-        }
-        let is_oldest = count == self.description.tables.len();
-        let sources = self.tables.newest(count).sources().collect();
-        let files = self.files.clone();
-        let written = merge(&*files, sources, is_oldest, &mut || {
-            let number = self.reserve_tables(1)?;
-            Ok((number, TableWriter::new(self.files.create(number)?)))
-        })?;
-        self.files.sync()?;
-        let mut tables = self.tables.without_newest(count);
+    pub(crate) fn end_compaction(&mut self, compaction: &Compaction, written: Vec<TableRef>) -> Result<()> {
+        let merged = &compaction.tables;
+        let at = self.description.tables.windows(merged.len()).position(|tables| tables == merged);
+        let Some(at) = at else { return Ok(()) };
+        let mut tables = self.tables.without_newest(at + merged.len());
         for table in written.iter().rev() {
             tables.add(open_table(&*self.files, &self.cache, table)?);
         }
+        (0..at).rev().for_each(|newer| tables.add(self.tables.table(newer)));
         let mut description = self.description.clone();
-        description.tables.splice(..count, written);
+        description.tables.splice(at..at + merged.len(), written);
         self.write_copy(&description, &[])?;
         self.store_description(description, Commit::new())?;
         // The new list must survive a power failure before the old tables are removed.
         self.store.sync()?;
         self.tables = tables;
-        self.remove_unused_tables()
+        Ok(())
     }
 
-    fn remove_unused_tables(&self) -> Result<()> {
+    /// Merges tables with the lock of the image if look-ups have become slow, because no thread has
+    /// merged them without the lock, or a merge has failed.
+    ///
+    /// # Errors
+    /// The errors of files and commits. Then the image is as before.
+    fn compact_if_too_many(&mut self) -> Result<()> {
+        if !are_too_many(self.table_ranges()) {
+            return Ok(());
+        }
+        let Some(compaction) = self.begin_compaction() else { return Ok(()) };
+        let written = compaction.merge(&mut || {
+            let number = self.reserve_tables(1)?;
+            Ok((number, self.pin_tables([number])))
+        })?;
+        self.end_compaction(&compaction, written.tables)?;
+        drop(compaction);
         self.unused_tables()?.into_iter().try_for_each(|number| self.files.remove(number))
     }
 
@@ -870,7 +929,7 @@ impl Image {
         let dirs: Vec<u64> = changes.iter().filter_map(|(key, _)| dir_of(key)).collect();
         self.reservations.check(None, &dirs)?;
         if self.entries >= ENTRIES_MAX || self.entries_bytes >= ENTRIES_BYTES_MAX {
-            self.compact()?;
+            self.compact_if_too_many()?;
             self.flush()?;
         }
         let (entries, bytes) = (changes.len(), sizes(&changes));
@@ -889,6 +948,11 @@ impl Image {
     }
 
     fn note_changes(&mut self, dirs: impl IntoIterator<Item = u64>) {
+        if self.changed_dirs.len() >= CHANGED_DIRS_MAX {
+            // A verification that began earlier is repeated.
+            self.changed_dirs.clear();
+            self.forgotten = self.change;
+        }
         self.change += 1;
         for dir in dirs {
             self.changed_dirs.insert(dir, self.change);
@@ -901,7 +965,7 @@ impl Entries for Image {
 
     fn get(&self, key: &Key) -> Result<Option<Entry>> {
         if let Some(assignment) = self.assignments.of_key(key) {
-            let dir = assignment.partition.dir;
+            let dir = assignment.partitions.dir;
             return match self.own_entry(key)? {
                 None => Err(Obstacle::AtOtherServer { dir }.error()),
                 entry => Ok(entry),
@@ -938,8 +1002,8 @@ impl Entries for Image {
         self.inodes.next().ok_or_else(|| Error::new(ErrorKind::NoSpace, "reserve inode numbers", ""))
     }
 
-    fn sync(&mut self) -> Result<()> {
-        self.store.sync()
+    fn key_values(&self) -> Option<Arc<dyn KeyValue>> {
+        Some(self.store.clone())
     }
 
     fn quota(&self) -> Option<Quota> {

@@ -9,6 +9,7 @@
 
 mod auxiliary;
 mod batch;
+mod batch_size;
 mod certificate;
 mod change;
 mod check;
@@ -16,7 +17,6 @@ mod commit;
 mod commit_locks;
 mod compaction;
 mod conflict_list;
-mod divided;
 mod entries;
 mod entry;
 mod files;
@@ -27,6 +27,7 @@ mod image_copy;
 mod initial;
 mod key;
 mod limits;
+mod master_image;
 mod memory;
 mod memtable;
 mod merge;
@@ -72,7 +73,6 @@ pub use change::{DataChange, FileSize, InodeChange, XATTRS_BYTES_MAX, XattrChang
 pub use check::{Checked, Problem, ProblemKind, check_tables};
 pub use commit::{SubmittedChanges, SubmittedVisitor};
 pub use commit_locks::CommitGuard;
-pub use divided::{PartitionCounters, PartitionServers};
 pub use entries::{DirRequest, Entries, KeyChange};
 pub use entry::{
     ADOPTED_PATH_BYTES_MAX, AdoptedFile, Content, DEPTH_MAX, DataFile, Entry, FILES_OF_USERS, FIRST_INODE,
@@ -83,11 +83,12 @@ pub use image::Image;
 pub use initial::{InitialEntries, InitialTables};
 pub use key::{Key, split};
 pub use limits::{Limit, LimitChange, NumberChange, Quota, QuotaSubject, UNLIMITED};
+pub use master_image::{PartitionCounters, PartitionServers};
 pub use memory::MemoryEntries;
 pub use name_space::NameSpace;
 pub use names::{FoundNode, Names, NewNode, Place, Removed, Renamed};
 pub use operations::OperationsWriter;
-pub use partition::{Assignment, NewAssignment, Obstacle, Partition, PartitionMap, Returned};
+pub use partition::{Assignment, NewAssignment, Obstacle, PartitionMap, ReturnedChanges, SlotPartitions};
 pub use partition_entries::PartitionEntries;
 pub use partition_store::PartitionStore;
 pub use parts::NewPart;

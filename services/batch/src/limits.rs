@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::usage::{Difference, Usage, UsageChanges, UsageOfUsers};
 
-/// The value of a limit that permits any number. It is for users to whom the common limit must not
-/// apply.
+/// The value of a limit that permits any number. It is for users to whom the limit for each user
+/// must not apply.
 pub const UNLIMITED: u64 = u64::MAX;
 /// The largest number of users with limits of their own. All limits are in the copy of the
 /// description of the image, which is written with each new table.
@@ -184,8 +184,8 @@ impl Limits {
         Quota { subject: QuotaSubject::Store, usage: usage.total(), limit: self.store }
     }
 
-    /// Returns the use and the limit of the store, the common limit of users, and then, for each
-    /// user with a use or an own limit, both of them.
+    /// Returns the use and the limit of the whole store, the limit for each user, and then the use
+    /// and the limit of each user who has a use or a limit of their own.
     pub(crate) fn quotas(&self, usage: &UsageOfUsers) -> Vec<Quota> {
         let each = Quota { subject: QuotaSubject::EachUser, usage: Usage::default(), limit: self.each_user };
         let uids: BTreeSet<u32> =

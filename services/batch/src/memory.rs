@@ -62,8 +62,4 @@ impl Entries for MemoryEntries {
         self.next_inode += 1;
         Ok(self.next_inode - 1)
     }
-
-    fn sync(&mut self) -> Result<()> {
-        Ok(())
-    }
 }

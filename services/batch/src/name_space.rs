@@ -140,6 +140,7 @@ impl<E: Entries + Send + Sync> NameSpace for RwLock<Names<E>> {
     }
 
     fn sync(&self) -> Result<()> {
-        write_lock(self).0.sync()
+        let key_values = read_lock(self).0.key_values();
+        key_values.map_or(Ok(()), |store| store.sync())
     }
 }

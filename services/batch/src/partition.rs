@@ -22,7 +22,7 @@ pub const DEPTH_MAX: u8 = 8;
 /// partition `n` belongs to the slot `n` modulo the number of slots. Slot 0 is the primary server
 /// with the master image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Partition {
+pub struct SlotPartitions {
     /// The inode number of the directory.
     pub dir: u64,
     /// The depth, from 1 to [`DEPTH_MAX`].
@@ -40,7 +40,7 @@ pub fn slot_of(name: &[u8], depth: u8, slots: u16) -> u16 {
     ((xxh3_64(name) & mask) % u64::from(slots.max(1))) as u16
 }
 
-impl Partition {
+impl SlotPartitions {
     /// Returns whether a name of the directory belongs to these partitions.
     pub fn contains(&self, name: &[u8]) -> bool {
         slot_of(name, self.depth, self.slots) == self.slot
@@ -62,7 +62,7 @@ pub struct Assignment {
     /// The number of the server.
     pub server: u32,
     /// The partitions.
-    pub partition: Partition,
+    pub partitions: SlotPartitions,
     /// The tables of the image at the time of the assignment, the newest first.
     pub tables: Vec<TableRef>,
     /// The inode numbers for new entries.
@@ -90,14 +90,14 @@ pub struct NewAssignment {
 impl NewAssignment {
     /// Returns whether the parts agree with one another.
     pub(crate) fn is_valid(&self) -> bool {
-        let Assignment { partition, .. } = &self.assignment;
-        partition.is_valid() && partition.dir == self.dir.number
+        let Assignment { partitions, .. } = &self.assignment;
+        partitions.is_valid() && partitions.dir == self.dir.number
     }
 }
 
 /// The changes of the partitions of an assignment that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Returned {
+pub struct ReturnedChanges {
     /// The table with the changed entries. `None` if there are none.
     pub table: Option<TableRef>,
     /// The time of the last change of the names of the directory by this server.
@@ -139,7 +139,7 @@ pub enum Obstacle {
         /// The inode number of the directory.
         dir: u64,
     },
-    /// This partition server does not have the partition of the name.
+    /// This server does not execute the operations on the name.
     NotAssigned,
     /// The operation is not about names of one partition alone.
     NeedsPrimary,
@@ -148,8 +148,8 @@ pub enum Obstacle {
 impl std::fmt::Display for Obstacle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Obstacle::AtOtherServer { .. } => "a partition server has the name",
-            Obstacle::NotAssigned => "the server does not have the partition of the name",
+            Obstacle::AtOtherServer { .. } => "a partition server executes the operations on the name",
+            Obstacle::NotAssigned => "this server does not execute the operations on the name",
             Obstacle::NeedsPrimary => "only the primary server can execute the operation",
         })
     }
@@ -186,14 +186,14 @@ impl Assignments {
     }
 
     pub(crate) fn insert(&mut self, assignment: Assignment) {
-        self.0.entry(assignment.partition.dir).or_default().push(assignment);
+        self.0.entry(assignment.partitions.dir).or_default().push(assignment);
     }
 
     pub(crate) fn remove(&mut self, removed: &Assignment) {
-        if let Some(of_dir) = self.0.get_mut(&removed.partition.dir) {
+        if let Some(of_dir) = self.0.get_mut(&removed.partitions.dir) {
             of_dir.retain(|assignment| assignment.number != removed.number);
             if of_dir.is_empty() {
-                self.0.remove(&removed.partition.dir);
+                self.0.remove(&removed.partitions.dir);
             }
         }
     }
@@ -213,13 +213,13 @@ impl Assignments {
     /// Returns the assignment to whose partitions a name belongs.
     pub(crate) fn of_name(&self, dir: u64, name: &[u8]) -> Option<&Assignment> {
         let of_dir = self.of_dir(dir);
-        let Partition { depth, slots, .. } = of_dir.first()?.partition;
+        let SlotPartitions { depth, slots, .. } = of_dir.first()?.partitions;
         if name.is_empty() {
             return None;
         }
         // All assignments of a directory have the same depth and number of slots.
         let slot = slot_of(name, depth, slots);
-        of_dir.iter().find(|assignment| assignment.partition.slot == slot)
+        of_dir.iter().find(|assignment| assignment.partitions.slot == slot)
     }
 
     /// Returns the assignment to whose partitions a key belongs.
@@ -234,10 +234,10 @@ impl Assignments {
     /// Returns the servers of a directory that has partitions.
     pub(crate) fn map_of(&self, dir: u64) -> Option<PartitionMap> {
         let of_dir = self.of_dir(dir);
-        let Partition { depth, slots, .. } = of_dir.first()?.partition;
+        let SlotPartitions { depth, slots, .. } = of_dir.first()?.partitions;
         let mut servers = vec![None; usize::from(slots)];
         for assignment in of_dir {
-            if let Some(server) = servers.get_mut(usize::from(assignment.partition.slot)) {
+            if let Some(server) = servers.get_mut(usize::from(assignment.partitions.slot)) {
                 *server = Some(assignment.server);
             }
         }
@@ -249,8 +249,8 @@ impl Assignments {
 mod tests {
     use super::*;
 
-    fn partition(depth: u8, slots: u16, slot: u16) -> Partition {
-        Partition { dir: 7, depth, slots, slot }
+    fn partitions(depth: u8, slots: u16, slot: u16) -> SlotPartitions {
+        SlotPartitions { dir: 7, depth, slots, slot }
     }
 
     #[test]
@@ -259,7 +259,7 @@ mod tests {
             let mut names = vec![0usize; usize::from(slots)];
             for number in 0..10_000 {
                 let name = format!("file-{number}");
-                let of = (0..slots).filter(|slot| partition(depth, slots, *slot).contains(name.as_bytes()));
+                let of = (0..slots).filter(|slot| partitions(depth, slots, *slot).contains(name.as_bytes()));
                 let found: Vec<u16> = of.collect();
                 assert_eq!(found.len(), 1, "{name}");
                 names[usize::from(found[0])] += 1;
@@ -271,9 +271,9 @@ mod tests {
 
     #[test]
     fn a_partition_beyond_the_limits_is_not_valid() {
-        assert!(partition(1, 2, 1).is_valid() && partition(8, 256, 255).is_valid());
+        assert!(partitions(1, 2, 1).is_valid() && partitions(8, 256, 255).is_valid());
         for (depth, slots, slot) in [(0, 2, 1), (9, 2, 1), (255, 2, 1), (1, 3, 1), (1, 1, 0), (2, 3, 3)] {
-            assert!(!partition(depth, slots, slot).is_valid(), "{depth} {slots} {slot}");
+            assert!(!partitions(depth, slots, slot).is_valid(), "{depth} {slots} {slot}");
         }
     }
 
@@ -282,8 +282,8 @@ mod tests {
         let mut assignments = Assignments::default();
         assert_eq!(assignments.map_of(7), None);
         for (number, slot) in [(1, 1), (2, 2)] {
-            let (partition, server) = (partition(2, 4, slot), 10 + u32::from(slot));
-            assignments.insert(Assignment { number, server, partition, tables: Vec::new(), inodes: 0..1 });
+            let (partitions, server) = (partitions(2, 4, slot), 10 + u32::from(slot));
+            assignments.insert(Assignment { number, server, partitions, tables: Vec::new(), inodes: 0..1 });
         }
         let map = assignments.map_of(7).unwrap();
         assert_eq!(map.servers, [None, Some(11), Some(12), None]);

@@ -14,7 +14,7 @@ use crate::entry::{Entry, Inode, LINKED, Timestamp};
 use crate::files::TableFiles;
 use crate::key::{Key, split};
 use crate::merge::Source;
-use crate::partition::{Assignment, NewAssignment, Obstacle, Partition, Returned};
+use crate::partition::{Assignment, NewAssignment, Obstacle, ReturnedChanges, SlotPartitions};
 use crate::stored::{Stored, decode, encode, entry_key, numbered_key, put_entry};
 use crate::table::{BlockCache, Table, TableWriter};
 use crate::table_ref::TableRef;
@@ -42,12 +42,12 @@ enum State {
     /// This server executes the operations on the names.
     Assigned(NewAssignment),
     /// The changes were written to a table. The primary server may not have received the reply yet.
-    Returned(Assignment, Returned),
+    Returned(Assignment, ReturnedChanges),
 }
 
 /// An assignment whose operations this server executes.
 #[derive(Debug)]
-struct Active {
+struct ActiveAssignment {
     new: NewAssignment,
     snapshot: TableSet,
     touched: Option<Timestamp>,
@@ -55,27 +55,27 @@ struct Active {
     inodes: Range<u64>,
 }
 
-impl Active {
+impl ActiveAssignment {
     fn number(&self) -> u64 {
         self.new.assignment.number
     }
 
-    fn partition(&self) -> Partition {
-        self.new.assignment.partition
+    fn partitions(&self) -> SlotPartitions {
+        self.new.assignment.partitions
     }
 }
 
 /// An assignment that ends.
-pub(crate) enum Ended {
+pub(crate) enum EndedAssignment {
     /// Its changes are in a table.
-    Returned(Returned),
+    Returned(ReturnedChanges),
     /// Its changes must be written.
-    Unwritten(Unwritten),
+    UnwrittenChanges(UnwrittenChanges),
 }
 
 /// The changes of an assignment that has ended, in the key-value store.
-pub(crate) struct Unwritten {
-    assignment: Active,
+pub(crate) struct UnwrittenChanges {
+    assignment: ActiveAssignment,
     store: Arc<dyn KeyValue>,
     files: Arc<dyn TableFiles>,
 }
@@ -86,7 +86,7 @@ pub struct PartitionEntries {
     files: Arc<dyn TableFiles>,
     cache: Arc<BlockCache>,
     /// The assignments, by the numbers of their directories.
-    active: HashMap<u64, Active>,
+    active: HashMap<u64, ActiveAssignment>,
 }
 
 impl std::fmt::Debug for PartitionEntries {
@@ -111,7 +111,7 @@ impl PartitionEntries {
                 Err(error) if matches!(error.kind, ErrorKind::Damaged | ErrorKind::NotFound) => {}
                 opened => {
                     let active = opened?;
-                    entries.active.insert(active.partition().dir, active);
+                    entries.active.insert(active.partitions().dir, active);
                 }
             }
         }
@@ -125,7 +125,7 @@ impl PartitionEntries {
 
     /// Opens the tables of an assignment. Tables that other assignments have as well are opened
     /// once.
-    fn opened(&self, new: NewAssignment) -> Result<Active> {
+    fn opened(&self, new: NewAssignment) -> Result<ActiveAssignment> {
         let Assignment { number, tables, inodes, .. } = &new.assignment;
         let open = |table: &TableRef| match self.opened_table(table) {
             Some(opened) => Ok(opened),
@@ -137,7 +137,7 @@ impl PartitionEntries {
         // Numbers that were reserved before a restart may have been used.
         let next: Option<u64> = stored(NEXT_INODE)?.map(|value| decode(&value)).transpose()?;
         let next = next.unwrap_or(inodes.start);
-        Ok(Active { new, snapshot, touched, inodes: next..next })
+        Ok(ActiveAssignment { new, snapshot, touched, inodes: next..next })
     }
 
     fn opened_table(&self, table: &TableRef) -> Option<Arc<Table>> {
@@ -163,7 +163,7 @@ impl PartitionEntries {
     }
 
     /// Receives a [new](Self::is_new) assignment. The entries of earlier assignments of its
-    /// directory were [removed](remove_dir).
+    /// directory must have been [removed](remove_dir).
     ///
     /// # Errors
     /// The errors of tables and commits.
@@ -175,7 +175,7 @@ impl PartitionEntries {
         commit.put(LAST_NUMBER, &encode(&number));
         self.store.commit(commit)?;
         self.store.sync()?;
-        self.active.insert(active.partition().dir, active);
+        self.active.insert(active.partitions().dir, active);
         Ok(())
     }
 
@@ -184,14 +184,14 @@ impl PartitionEntries {
     ///
     /// # Errors
     /// The errors of tables, reads and commits.
-    pub(crate) fn end(&mut self, number: u64) -> Result<Ended> {
+    pub(crate) fn end(&mut self, number: u64) -> Result<EndedAssignment> {
         let state = self.store.get(&numbered_key(ASSIGNMENT, number))?;
         match state.map(|value| decode(&value)).transpose()? {
             Some(State::Returned(assignment, returned)) => {
                 // The record was written, and its write-back has failed.
-                self.active.remove(&assignment.partition.dir);
+                self.active.remove(&assignment.partitions.dir);
                 self.store.sync()?;
-                Ok(Ended::Returned(returned))
+                Ok(EndedAssignment::Returned(returned))
             }
             Some(State::Assigned(new)) => {
                 let assignment = match self.active.remove(&new.dir.number) {
@@ -200,7 +200,7 @@ impl PartitionEntries {
                     None => self.opened(new)?,
                 };
                 let (store, files) = (self.store.clone(), self.files.clone());
-                Ok(Ended::Unwritten(Unwritten { assignment, store, files }))
+                Ok(EndedAssignment::UnwrittenChanges(UnwrittenChanges { assignment, store, files }))
             }
             None => {
                 if number > self.last_number()? {
@@ -209,7 +209,10 @@ impl PartitionEntries {
                     self.store.commit(commit)?;
                     self.store.sync()?;
                 }
-                Ok(Ended::Returned(Returned { usage: Some(UsageChanges::default()), ..Returned::default() }))
+                Ok(EndedAssignment::Returned(ReturnedChanges {
+                    usage: Some(UsageChanges::default()),
+                    ..ReturnedChanges::default()
+                }))
             }
         }
     }
@@ -218,7 +221,11 @@ impl PartitionEntries {
     ///
     /// # Errors
     /// The errors of commits.
-    pub(crate) fn record_return(&mut self, ended: &Unwritten, returned: &Returned) -> Result<()> {
+    pub(crate) fn record_return(
+        &mut self,
+        ended: &UnwrittenChanges,
+        returned: &ReturnedChanges,
+    ) -> Result<()> {
         let assignment = &ended.assignment.new.assignment;
         let state = State::Returned(assignment.clone(), returned.clone());
         let mut commit = Commit::new();
@@ -227,9 +234,9 @@ impl PartitionEntries {
         self.store.sync()
     }
 
-    /// Executes operations on the names of an assignment again, whose changes could not be written.
-    pub(crate) fn resume(&mut self, ended: Unwritten) {
-        self.active.insert(ended.assignment.partition().dir, ended.assignment);
+    /// Resumes the operations on the names of an assignment whose changes could not be written.
+    pub(crate) fn resume(&mut self, ended: UnwrittenChanges) {
+        self.active.insert(ended.assignment.partitions().dir, ended.assignment);
     }
 
     /// Returns the time of the last change of names of an assignment of a directory; `None` if
@@ -250,14 +257,14 @@ impl PartitionEntries {
         Ok(last.map(|value| decode(&value)).transpose()?.unwrap_or(0))
     }
 
-    fn of_dir(&self, dir: u64) -> Result<&Active> {
+    fn of_dir(&self, dir: u64) -> Result<&ActiveAssignment> {
         self.active.get(&dir).ok_or_else(|| Obstacle::NotAssigned.error())
     }
 
     /// Returns the assignment to whose partitions a name belongs.
-    fn of_name(&self, dir: u64, name: &[u8]) -> Result<&Active> {
+    fn of_name(&self, dir: u64, name: &[u8]) -> Result<&ActiveAssignment> {
         let active = self.of_dir(dir)?;
-        match active.partition().contains(name) {
+        match active.partitions().contains(name) {
             true => Ok(active),
             false => Err(Obstacle::NotAssigned.error()),
         }
@@ -273,15 +280,15 @@ pub(crate) fn count_assignments(store: &dyn KeyValue) -> Result<usize> {
     read_states(store).map(|states| states.len())
 }
 
-/// Removes all assignments of a directory and their entries. None of them is active, and the
-/// primary server has received or given up their changes.
+/// Removes all assignments of a directory and their entries. None of them may be active, and the
+/// primary server must have received or given up their changes.
 ///
 /// # Errors
 /// `Damaged`; the errors of commits.
 pub(crate) fn remove_dir(store: &dyn KeyValue, dir: u64) -> Result<()> {
     for state in read_states(store)? {
         let (State::Assigned(NewAssignment { assignment, .. }) | State::Returned(assignment, _)) = &state;
-        if assignment.partition.dir == dir {
+        if assignment.partitions.dir == dir {
             remove_assignment(store, assignment)?;
         }
     }
@@ -303,7 +310,7 @@ pub(crate) fn remove_returned(store: &dyn KeyValue, number: u64) -> Result<()> {
 }
 
 fn remove_assignment(store: &dyn KeyValue, assignment: &Assignment) -> Result<()> {
-    remove_entries(store, assignment.partition)?;
+    remove_entries(store, assignment.partitions)?;
     let mut commit = Commit::new();
     for kind in [ASSIGNMENT, TOUCHED, NEXT_INODE] {
         commit.delete(&numbered_key(kind, assignment.number));
@@ -311,12 +318,12 @@ fn remove_assignment(store: &dyn KeyValue, assignment: &Assignment) -> Result<()
     store.commit(commit)
 }
 
-fn remove_entries(store: &dyn KeyValue, partition: Partition) -> Result<()> {
-    let mut stored = stored_names(store, partition.dir);
+fn remove_entries(store: &dyn KeyValue, partitions: SlotPartitions) -> Result<()> {
+    let mut stored = stored_names(store, partitions.dir);
     let (mut key, mut value) = (Vec::new(), Vec::new());
     let (mut commit, mut count) = (Commit::new(), 0);
     while stored.next(&mut key, &mut value)? {
-        if split(&key).is_some_and(|(_, name)| partition.contains(name)) {
+        if split(&key).is_some_and(|(_, name)| partitions.contains(name)) {
             commit.delete(&entry_key(&key));
             count += 1;
         }
@@ -338,20 +345,20 @@ fn read_states(store: &dyn KeyValue) -> Result<Vec<State>> {
     states.into_iter().collect()
 }
 
-impl Unwritten {
+impl UnwrittenChanges {
     /// Writes the changed entries to the table of the assignment.
     ///
     /// # Errors
     /// `Damaged`; the errors of files.
-    pub(crate) fn write(&self) -> Result<Returned> {
-        let Active { new, snapshot, touched, .. } = &self.assignment;
-        let Assignment { number, partition, .. } = new.assignment;
+    pub(crate) fn write(&self) -> Result<ReturnedChanges> {
+        let ActiveAssignment { new, snapshot, touched, .. } = &self.assignment;
+        let Assignment { number, partitions, .. } = new.assignment;
         let mut usage = UsageChanges::default();
         let mut writer = None;
-        let mut stored = stored_names(&*self.store, partition.dir);
+        let mut stored = stored_names(&*self.store, partitions.dir);
         let (mut key, mut value) = (Vec::new(), Vec::new());
         while stored.next(&mut key, &mut value)? {
-            if !split(&key).is_some_and(|(_, name)| partition.contains(name)) {
+            if !split(&key).is_some_and(|(_, name)| partitions.contains(name)) {
                 continue;
             }
             if let Some(before) = snapshot.get(&key)?.filter(|value| !value.is_empty()) {
@@ -373,7 +380,7 @@ impl Unwritten {
         }
         usage.remove_unchanged();
         let usage = (usage.of_users().count() <= USERS_MAX).then_some(usage);
-        Ok(Returned { table, touched: *touched, usage })
+        Ok(ReturnedChanges { table, touched: *touched, usage })
     }
 }
 
@@ -464,7 +471,7 @@ impl Entries for PartitionEntries {
         Err(Error::new(ErrorKind::NoSpace, "reserve inode numbers", ""))
     }
 
-    fn sync(&mut self) -> Result<()> {
-        self.store.sync()
+    fn key_values(&self) -> Option<Arc<dyn KeyValue>> {
+        Some(self.store.clone())
     }
 }

@@ -6,13 +6,14 @@ use quell_kv::KeyValue;
 use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::Result;
 
-use crate::entries::Entries;
 use crate::entry::Timestamp;
 use crate::files::TableFiles;
 use crate::name_space::NameSpace;
 use crate::names::Names;
-use crate::partition::{NewAssignment, Returned};
-use crate::partition_entries::{Ended, PartitionEntries, count_assignments, remove_dir, remove_returned};
+use crate::partition::{NewAssignment, ReturnedChanges};
+use crate::partition_entries::{
+    EndedAssignment, PartitionEntries, count_assignments, remove_dir, remove_returned,
+};
 
 /// The partitions of a partition server.
 pub struct PartitionStore {
@@ -65,11 +66,11 @@ impl PartitionStore {
     ///
     /// # Errors
     /// The errors of files and commits. Then the assignment has not ended.
-    pub fn give_back(&self, number: u64) -> Result<Returned> {
+    pub fn give_back(&self, number: u64) -> Result<ReturnedChanges> {
         let _one = lock(&self.changing);
         let ended = match write_lock(&self.names).0.end(number)? {
-            Ended::Returned(returned) => return Ok(returned),
-            Ended::Unwritten(ended) => ended,
+            EndedAssignment::Returned(returned) => return Ok(returned),
+            EndedAssignment::UnwrittenChanges(ended) => ended,
         };
         let written = ended.write();
         let mut names = write_lock(&self.names);
@@ -115,6 +116,6 @@ impl PartitionStore {
     /// # Errors
     /// The errors of fsync(2).
     pub fn sync(&self) -> Result<()> {
-        write_lock(&self.names).0.sync()
+        self.store.sync()
     }
 }

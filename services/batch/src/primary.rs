@@ -14,13 +14,13 @@ use crate::check::{Checked, Problem, check};
 use crate::commit::{Rules, SubmittedChanges, commit, ended, open_batch, open_parts, publish, roll_back};
 use crate::commit_locks::{CommitGuard, CommitLocks};
 use crate::conflict_list;
-use crate::divided::{MasterImage, PartitionCounters, PartitionServers};
 use crate::entries::Entries;
 use crate::entry::{AdoptedFile, Content, DEPTH_MAX, DataFile, Entry, Inode, ROOT, damaged};
 use crate::files::TableFiles;
 use crate::image::Image;
 use crate::key::{Key, split};
 use crate::limits::{LimitChange, Quota, QuotaSubject};
+use crate::master_image::{MasterImage, PartitionCounters, PartitionServers};
 use crate::merge::Merge;
 use crate::name_space::NameSpace;
 use crate::names::{Names, Place};
@@ -169,7 +169,7 @@ impl Primary {
         self.image.servers_of(dir, name)
     }
 
-    /// Returns the numbers of changes of partitions.
+    /// Returns the counters of the divisions of directories.
     pub fn partition_counters(&self) -> PartitionCounters {
         self.image.counters()
     }
@@ -182,6 +182,7 @@ impl Primary {
     /// Returns the master image for a user whose client is not trusted. `stated` is the present
     /// time by the clock of the client, for a change of an inode.
     pub fn name_space_of(&self, caller: &BatchCaller, stated: Option<Time>) -> Arc<dyn NameSpace> {
+        self.image.compact_if_due();
         let reads = self.rules.reads_of(caller);
         Arc::new(UserNames::new(self.image.shared().clone(), caller.clone(), reads, stated))
     }
@@ -448,13 +449,27 @@ impl Primary {
     /// `NotFound` if there is no such batch; `InvalidInput` if it is not committed; `Damaged`; the
     /// errors of files and of `visit`.
     pub fn conflicts(&self, number: u64, visit: &mut dyn FnMut(Conflict) -> Result<()>) -> Result<()> {
+        self.conflicts_from(number, 0, &mut |conflict| visit(conflict).map(|()| true))
+    }
+
+    /// Passes the conflicts from the position `from` in the list of a batch to `visit`, until it
+    /// returns false.
+    ///
+    /// # Errors
+    /// As for [`conflicts`](Self::conflicts).
+    pub fn conflicts_from(
+        &self,
+        number: u64,
+        from: u64,
+        visit: &mut dyn FnMut(Conflict) -> Result<bool>,
+    ) -> Result<()> {
         let (list, files, _pins) = {
             let names = self.image.read();
             let list = conflicts_of(&names.0, number)?.1;
             let pins = names.0.pin_tables(list.tables.iter().map(|table| table.number));
             (list, names.0.files().clone(), pins)
         };
-        conflict_list::visit(&list, &*files, visit)
+        conflict_list::visit(&list, from, &*files, visit)
     }
 
     /// Removes the conflicts for which `is_resolved` returns true from the list of a batch. The
@@ -478,9 +493,9 @@ impl Primary {
         // The new list is written without the lock of the image, for which all operations wait.
         let mut left = Conflicts::default();
         let mut writer = None;
-        conflict_list::visit(&list, &*files, &mut |conflict| {
+        conflict_list::visit(&list, 0, &*files, &mut |conflict| {
             if is_resolved(&conflict) {
-                return Ok(());
+                return Ok(true);
             }
             if writer.is_none() {
                 let mut names = self.image.write();
@@ -492,7 +507,7 @@ impl Primary {
             let (_, _, writer) = writer.as_mut().expect("it was set above");
             writer.add(&conflict_list::key(left.count), &conflict_list::encode(&conflict))?;
             left.count += 1;
-            Ok(())
+            Ok(true)
         })?;
         let mut pin = None;
         if let Some((number, pinned, writer)) = writer {
@@ -524,9 +539,9 @@ impl Primary {
         }
     }
 
-    /// Returns the use and the limit of the store, the common limit of users, and then, for each
-    /// user with a use or an own limit, both of them, in the order of the users. The use includes
-    /// that of partitions.
+    /// Returns the use and the limit of the whole store, the limit for each user, and then the use
+    /// and the limit of each user who has a use or a limit of their own, in the order of the users.
+    /// The use includes that of partitions.
     ///
     /// # Errors
     /// The errors of partition servers and of files.

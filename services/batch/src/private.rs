@@ -11,6 +11,7 @@ use std::sync::Arc;
 use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::batch::BatchRecord;
+use crate::batch_size::check_submittable;
 use crate::entries::{DirRequest, Entries, KeyChange};
 use crate::entry::{Content, Entry, Inode, LINKED, damaged};
 use crate::files::TableFiles;
@@ -258,6 +259,8 @@ impl PrivateEntries {
 
     /// Writes the changes in memory as a table.
     fn spill(&mut self) -> Result<()> {
+        let table_bytes = self.own_refs.iter().map(|table| table.bytes).sum();
+        check_submittable(table_bytes, self.own.footer_bytes())?;
         let number = self.own.len() as u64;
         let file = self.files.create(number)?;
         let (table, summary) = self.memory.write(file, &self.cache)?;
@@ -339,10 +342,6 @@ impl Entries for PrivateEntries {
         }
         self.next_inode += 1;
         Ok(self.next_inode - 1)
-    }
-
-    fn sync(&mut self) -> Result<()> {
-        Ok(())
     }
 
     fn dir_request(&self, dir: u64) -> Option<DirRequest> {

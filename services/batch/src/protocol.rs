@@ -10,7 +10,7 @@ use crate::change::{DataChange, InodeChange};
 use crate::entry::{Content, INLINE_BYTES_MAX, Inode, Timestamp};
 use crate::limits::{LimitChange, Quota, QuotaSubject};
 use crate::names::{FoundNode, NewNode, Place, Removed, Renamed};
-use crate::partition::{NewAssignment, PartitionMap, Returned};
+use crate::partition::{NewAssignment, PartitionMap, ReturnedChanges};
 use crate::readable::{EntriesOf, ListedEntries};
 use crate::snapshots::SnapshotSummary;
 use crate::task::VerificationTask;
@@ -198,11 +198,11 @@ pub enum Reply {
     Entries(ListedEntries),
     /// The servers of a directory: a partition server executes the request.
     Partitions(PartitionMap),
-    /// The partition server does not have the partition of the name.
+    /// The partition server does not execute the operations on the name.
     NotAssigned,
     /// The partition server cannot execute the request, which concerns more than one partition.
     NeedsPrimary,
-    Returned(Returned),
+    Returned(ReturnedChanges),
     /// The time of the last change of the names of a directory by a partition server.
     Touched(Option<Timestamp>),
 }

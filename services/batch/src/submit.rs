@@ -3,6 +3,7 @@
 use quell_vfs::Result;
 
 use crate::batch::BatchRecord;
+use crate::batch_size::FILE_BYTES;
 use crate::certificate::{Certificate, CertifiedTable, PreImage, ProofForm, snapshot_hash};
 use crate::entry::Entry;
 use crate::files::TableFiles;
@@ -11,8 +12,6 @@ use crate::operations::OperationsWriter;
 use crate::private::PrivateEntries;
 use crate::table::TableWriter;
 
-/// A file is ended when it has this many bytes.
-const FILE_BYTES: u64 = 64 << 20;
 /// The numbers of the files that are submitted begin here, above those that were written while the
 /// batch was open. Each attempt has numbers of its own, so that the files of the last certificate
 /// stay until the next one is complete.

@@ -5,17 +5,13 @@ use std::sync::Arc;
 use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::batch::BatchRecord;
+use crate::batch_size::{FOOTERS_BYTES_MAX, TABLES_MAX};
 use crate::certificate::{Certificate, ProofForm};
 use crate::files::TableFiles;
 use crate::operations;
 use crate::readable::ReadAccess;
 use crate::table::{BlockCache, Table};
 use crate::table_set::TableSet;
-
-/// The largest number of tables of a batch, or of a part of one.
-const TABLES_MAX: usize = 4096;
-/// The largest total length of the footers of these tables, in bytes.
-const FOOTERS_BYTES_MAX: u64 = 256 << 20;
 
 /// Opens the tables of a batch, or the files of its log. Their number and the length of their
 /// footers are limited. A user who may not read all entries submits no log: the results of its

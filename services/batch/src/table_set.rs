@@ -50,6 +50,16 @@ impl TableSet {
         TableSet(self.0[count..].to_vec())
     }
 
+    /// Returns the first and the last key of each table.
+    pub(crate) fn key_ranges(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.0.iter().map(|table| table.key_range())
+    }
+
+    /// Returns the total length of the footers, in bytes.
+    pub(crate) fn footer_bytes(&self) -> u64 {
+        self.0.iter().map(|table| table.footer_bytes()).sum()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

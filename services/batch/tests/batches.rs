@@ -280,3 +280,126 @@ fn more_than_100_000_conflicts_are_listed() {
     master.list(kept, b"", &mut visit).unwrap();
     assert_eq!(found, FILES);
 }
+
+#[test]
+fn a_long_chain_of_renames_is_refused_as_a_whole() {
+    const FILES: usize = 2_000;
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let dir = make_dir(&*master, ROOT, "dir");
+    let name = |number: usize| format!("f{number}");
+    for number in 0..FILES {
+        make_file(&*master, dir, &name(number));
+    }
+    let batch = fixture.begin();
+    make_file(&batch.names, dir, "new");
+    for number in (0..FILES).rev() {
+        let (from, to) = (name(number), name(number + 1));
+        batch.names.rename((dir, from.as_bytes()), (dir, to.as_bytes()), Rename::Keep, LATER).unwrap();
+    }
+    // The last rename cannot be made, so none of the others can.
+    make_file(&*master, dir, &name(FILES));
+    let conflicts = fixture.conflicts(&batch);
+    assert_eq!(conflicts.len(), FILES);
+    assert!(conflicts.iter().all(|conflict| conflict.reason == ConflictReason::Exists));
+    assert_eq!(tree(&*master).len(), 2 + FILES + 2);
+    assert!(master.lookup(dir, b"new").unwrap().is_some());
+}
+
+#[test]
+fn only_one_move_of_each_cycle_is_refused() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    // The moved directory `first` is above the cycle of `second` and `third`.
+    let [_first, second, third] = ["first", "second", "third"].map(|name| make_dir(&*master, ROOT, name));
+    let [fourth, fifth] = ["fourth", "fifth"].map(|name| make_dir(&*master, ROOT, name));
+    let batch = fixture.begin();
+    for (name, to) in [("first", second), ("second", third), ("fourth", fifth)] {
+        batch.names.rename((ROOT, name.as_bytes()), (to, name.as_bytes()), Rename::Keep, LATER).unwrap();
+    }
+    for (name, to) in [("third", second), ("fifth", fourth)] {
+        master.rename((ROOT, name.as_bytes()), (to, name.as_bytes()), Rename::Keep, LATER).unwrap();
+    }
+    let conflicts = fixture.conflicts(&batch);
+    let refused: Vec<_> =
+        conflicts.iter().map(|conflict| (conflict.name.as_slice(), conflict.reason)).collect();
+    assert_eq!(refused, [(&b"second"[..], ConflictReason::Cycle), (b"fourth", ConflictReason::Cycle)]);
+    let expected = [
+        "/ 755 4",
+        "/fourth/ 755 3",
+        "/fourth/fifth/ 755 2",
+        "/second/ 755 4",
+        "/second/first/ 755 2",
+        "/second/third/ 755 2",
+    ];
+    assert_eq!(tree(&*master), expected);
+}
+
+#[test]
+fn other_users_cannot_use_all_names_for_an_entry_in_conflict() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let batch = fixture.begin();
+    make_file(&batch.names, ROOT, "same");
+    make_file(&*master, ROOT, "same");
+    for number in 0..200 {
+        make_file(&*master, ROOT, &format!("same.quell-conflict-{}-{number}", batch.record.number));
+    }
+    let conflicts = fixture.conflicts(&batch);
+    let [conflict] = &conflicts[..] else { panic!("{conflicts:?}") };
+    let kept = conflict.kept_as.as_ref().unwrap();
+    assert!(kept.name.starts_with(b"same.quell-conflict-"), "{kept:?}");
+    assert_eq!(master.lookup(ROOT, &kept.name).unwrap().unwrap().inode.number, kept.inode);
+}
+
+#[test]
+fn the_conflicts_of_all_parts_are_listed_from_each_position() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let batch = fixture.begin_for_parts(false);
+    let parts = [(); 3].map(|()| fixture.join(batch.number).unwrap());
+    for (at, part) in parts.iter().enumerate() {
+        for number in 0..3 {
+            make_file(&part.names, ROOT, &format!("{at}-{number}"));
+            make_file(&*master, ROOT, &format!("{at}-{number}"));
+        }
+    }
+    fixture.commit_parts(batch.number, &parts.each_ref()).unwrap();
+    let all = fixture.conflicts_of(batch.number);
+    assert_eq!(all.len(), 9);
+    for from in 0..=10 {
+        let mut found = Vec::new();
+        let visit = &mut |conflict| {
+            found.push(conflict);
+            Ok(found.len() < 4)
+        };
+        fixture.primary.conflicts_from(batch.number, from, visit).unwrap();
+        let expected: Vec<_> = all.iter().skip(from as usize).take(4).cloned().collect();
+        assert_eq!(found, expected, "from {from}");
+    }
+}
+
+#[test]
+fn synchronous_operations_continue_while_batches_are_committed_and_tables_merged() {
+    const FILES: usize = 500;
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let (dir, other) = (make_dir(&*master, ROOT, "dir"), make_dir(&*master, ROOT, "other"));
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            for number in 0..FILES {
+                make_file(&*master, other, &format!("file{number}"));
+                if number % 2 == 1 {
+                    master.remove(other, format!("file{}", number - 1).as_bytes(), LATER).unwrap();
+                }
+            }
+        });
+        for number in 0..40 {
+            let batch = fixture.begin_as(1000, dir, false).unwrap();
+            make_file(&batch.names, dir, &format!("file{number}"));
+            assert_eq!(fixture.conflicts(&batch), []);
+        }
+    });
+    assert_eq!(tree(&*master).len(), 3 + 40 + FILES / 2);
+    fixture.check("merges and other operations");
+}

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use quell_batch_service::{
     Assignment, FoundNode, Inode, InodeChange, MemoryEntries, NameSpace, NewAssignment, NewNode, Obstacle,
-    PartitionServers, PartitionStore, Place, Primary, Quota, QuotaSubject, ROOT, Removed, Renamed, Returned,
-    Timestamp,
+    PartitionServers, PartitionStore, Place, Primary, Quota, QuotaSubject, ROOT, Removed, Renamed,
+    ReturnedChanges, Timestamp,
 };
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
 use quell_testkit::Random;
@@ -132,7 +132,7 @@ impl PartitionServers for Servers {
         self.server(new.assignment.server).assign(new.clone())
     }
 
-    fn give_back(&self, assignment: &Assignment) -> Result<Returned> {
+    fn give_back(&self, assignment: &Assignment) -> Result<ReturnedChanges> {
         self.server(assignment.server).give_back(assignment.number)
     }
 
@@ -406,8 +406,8 @@ fn an_assignment_that_was_taken_back_before_it_was_received_is_refused() {
     (0..10).for_each(|number| drop(make_file(&client, dir, &format!("file-{number}"))));
     let inode = client.find(dir, &Place::Dir(dir)).unwrap().inode;
     let server = servers.server(1);
-    let partition = quell_batch_service::Partition { dir, depth: 1, slots: 2, slot: 1 };
-    let assignment = Assignment { number: 1 << 30, server: 1, partition, tables: Vec::new(), inodes: 0..1 };
+    let partitions = quell_batch_service::SlotPartitions { dir, depth: 1, slots: 2, slot: 1 };
+    let assignment = Assignment { number: 1 << 30, server: 1, partitions, tables: Vec::new(), inodes: 0..1 };
     let returned = server.give_back(assignment.number).unwrap();
     assert_eq!((returned.table, returned.touched), (None, None));
     let refused = server.assign(NewAssignment { assignment, dir: inode }).unwrap_err();

@@ -50,7 +50,7 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
         let content: Arc<dyn Content> = match open_batch_session(plan)? {
             BatchSession::Synchronous(store) => {
                 let fs = Arc::new(store.file_system(subtree)?);
-                Arc::new(Synchronous { fs, store, plan: plan.clone() })
+                Arc::new(Synchronous { fs, store: *store, plan: plan.clone() })
             }
             BatchSession::Batch(batch, end) => {
                 check_started(context, "publish views", publish_views(&batch));

@@ -41,10 +41,6 @@ impl Entries for Private {
     fn new_inode(&mut self) -> Result<u64> {
         self.0.new_inode()
     }
-
-    fn sync(&mut self) -> Result<()> {
-        self.0.sync()
-    }
 }
 
 /// Returns a name space that several mounts may use.

@@ -66,8 +66,8 @@ impl Footer {
     pub(super) fn length(trailer: &[u8; TRAILER_BYTES as usize], file_bytes: u64) -> Result<(usize, u64)> {
         let number = |at: usize| u64::from_le_bytes(trailer[at..at + 8].try_into().expect("8 bytes"));
         let (length, checksum) = (number(0), number(8));
-        let room = file_bytes.saturating_sub(TRAILER_BYTES + HEADER_BYTES as u64);
-        if trailer[24..] != TRAILER_MAGIC || length > room || length > FOOTER_BYTES_MAX {
+        let bytes_max = file_bytes.saturating_sub(TRAILER_BYTES + HEADER_BYTES as u64);
+        if trailer[24..] != TRAILER_MAGIC || length > bytes_max || length > FOOTER_BYTES_MAX {
             return Err(damaged("the end of a table"));
         }
         Ok((length as usize, checksum))

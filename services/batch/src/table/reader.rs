@@ -133,6 +133,12 @@ impl Table {
         self.footer_bytes
     }
 
+    /// Returns the first and the last key.
+    pub(crate) fn key_range(&self) -> (&[u8], &[u8]) {
+        let first = &*self.footer.first_key;
+        (first, self.footer.blocks.last().map_or(first, |block| &*block.last_key))
+    }
+
     /// Returns whether the table has no entries.
     pub fn is_empty(&self) -> bool {
         self.footer.entries == 0

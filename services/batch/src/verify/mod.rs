@@ -34,6 +34,7 @@ mod resolve;
 mod state;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::RandomState;
 
 use quell_vfs::{NAME_BYTES_MAX, Result};
 
@@ -90,6 +91,7 @@ pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
         numbers: Numbers::new(record.inodes.clone(), certificate.inodes_used)?,
         out: Output::new(submission.files.clone(), first_table_of_batch(record.number)),
         new_dirs: HashMap::new(),
+        name_hashes: RandomState::new(),
         linked: HashMap::new(),
         groups: HashSet::new(),
         inherited_groups: HashSet::new(),

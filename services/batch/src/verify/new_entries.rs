@@ -1,9 +1,9 @@
 //! Entries in directories that the batch has created.
 
 use std::collections::HashSet;
+use std::hash::BuildHasher;
 
 use quell_vfs::{Kind, Result};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::pass::Pass;
 use super::refusal::refused;
@@ -71,7 +71,8 @@ impl Pass<'_> {
         }
         self.numbers.take(dir)?;
         self.check_limits(inode)?;
-        self.new_dirs.entry(dir).or_default().stated = Some((*parent, xxh3_64(name), inode.links));
+        let hash = self.name_hashes.hash_one(name);
+        self.new_dirs.entry(dir).or_default().stated = Some((*parent, hash, inode.links));
         self.check_owner(inode)
     }
 
@@ -92,8 +93,9 @@ impl Pass<'_> {
                 self.check_owner(inode)
             }
             Entry::Dir { inode } => {
+                let hash = self.name_hashes.hash_one(name);
                 let known = self.new_dirs.entry(*inode).or_default();
-                if known.named.replace((dir, xxh3_64(name))).is_some() {
+                if known.named.replace((dir, hash)).is_some() {
                     return Err(refused("a new directory has two names"));
                 }
                 if self.numbers.contains(dir) {

@@ -1,6 +1,7 @@
 //! The state of a verification, and the operations that several of its parts need.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -61,6 +62,8 @@ pub(super) struct Pass<'a> {
     pub(super) out: Output,
     /// The directories that the batch has created.
     pub(super) new_dirs: HashMap<u64, NewDir>,
+    /// The hash function of names, with a random key that no user knows.
+    pub(super) name_hashes: RandomState,
     /// The new files with several names.
     pub(super) linked: HashMap<u64, NewLinked>,
     /// The groups of the new inodes, and whether one of them is a file with the set-group-ID bit.
@@ -167,11 +170,18 @@ impl Pass<'_> {
         Ok(Some(Kept { dir, name, inode: number }))
     }
 
-    /// Returns an unused name for an entry in conflict, and its key.
+    /// Returns an unused name for an entry in conflict, and its key. The number in the name is that
+    /// of the conflict or one of the next; if these names are used, it is a random number, so that
+    /// other users cannot prevent a commit by creating all names that it could need.
     fn free_name(&self, dir: u64, name: &[u8]) -> Result<(Vec<u8>, Key)> {
-        const ATTEMPTS: u64 = 1000;
+        const ATTEMPTS: u64 = 100;
+        const IN_ORDER: u64 = 10;
         let first = self.conflicts.count() + 1;
-        for number in first..first + ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
+            let number = match attempt < IN_ORDER {
+                true => first + attempt,
+                false => self.name_hashes.hash_one((attempt, name)),
+            };
             let suffix = format!(".quell-conflict-{}-{number}", self.submission.batch);
             let length = name.len().min(NAME_BYTES_MAX - suffix.len());
             let kept_name = [&name[..length], suffix.as_bytes()].concat();

@@ -1,6 +1,6 @@
 //! The changes of inodes of the snapshot, merged with the changes that others have made since.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use quell_vfs::{Kind, Result};
 
@@ -285,49 +285,62 @@ impl Pass<'_> {
     /// Refuses the changes that depend on refused ones: if one inode gets the name of another one,
     /// either both are renamed or neither is; and a directory is removed only if it becomes empty.
     fn refuse_dependent(&mut self, inodes: &mut BTreeMap<u64, Changed>, names: &Names) -> Result<()> {
+        let mut candidates: Vec<u64> = inodes.keys().copied().collect();
         loop {
-            let mut refused = BTreeMap::new();
-            let is_refused = |number: &u64| {
-                inodes
-                    .get(number)
-                    .is_some_and(|changed| changed.refusal.is_some() && changed.current.is_some())
-            };
-            for (number, changed) in inodes.iter().filter(|(_, changed)| changed.refusal.is_none()) {
-                let Facts { removed, added, is_removed, .. } = &changed.facts;
-                let taken = |name: &&Name| {
-                    names.removed_by.get(&Key::of_name(name.0, &name.1)).is_some_and(is_refused)
+            let mut refused = Vec::new();
+            for number in candidates {
+                let Some(changed) = inodes.get(&number).filter(|changed| changed.refusal.is_none()) else {
+                    continue;
                 };
-                if let Some(name) = added.iter().find(taken) {
-                    refused.insert(*number, (name.clone(), ConflictReason::Exists));
-                }
-                let lost = |removed: &&RemovedName| {
-                    let other = names.added_by.get(&Key::of_name(removed.dir, &removed.name));
-                    other.is_some_and(|other| {
-                        inodes.get(other).is_some_and(|changed| changed.refusal.is_some())
-                    })
-                };
-                if let Some(removed) = removed.iter().find(lost) {
-                    let name = (removed.dir, removed.name.clone());
-                    refused.insert(*number, (name, ConflictReason::Changed));
-                }
-                let first = removed.first();
-                if let (Some(removed), true) = (first, *is_removed && changed.before.kind()? == Kind::Dir)
-                    && !self.becomes_empty(*number, inodes, names)?
-                {
-                    let name = (removed.dir, removed.name.clone());
-                    refused.insert(*number, (name, ConflictReason::NotEmpty));
-                }
+                let refusal = self.dependent_refusal(number, changed, inodes, names)?;
+                refused.extend(refusal.map(|refusal| (number, refusal)));
             }
             if refused.is_empty() {
-                match self.dir_below_itself(inodes)? {
-                    Some((number, name)) => refused.insert(number, (name, ConflictReason::Cycle)),
-                    None => return Ok(()),
-                };
+                refused = self.dirs_below_themselves(inodes)?;
             }
+            if refused.is_empty() {
+                return Ok(());
+            }
+            // Only inodes that depend on the refused ones can be refused next. So the work is
+            // proportional to the number of changes, also in a long chain of dependent renames.
+            let mut next = BTreeSet::new();
             for (number, refusal) in refused {
-                inodes.get_mut(&number).expect("it was listed above").refusal = Some(refusal);
+                let changed = inodes.get_mut(&number).expect("its changes were examined above");
+                changed.refusal = Some(refusal);
+                next.extend(dependents(&changed.facts, names));
             }
+            candidates = next.into_iter().collect();
         }
+    }
+
+    /// Returns the name of an inode that cannot be changed because changes of other inodes are
+    /// refused, and the reason.
+    fn dependent_refusal(
+        &self,
+        number: u64,
+        changed: &Changed,
+        inodes: &BTreeMap<u64, Changed>,
+        names: &Names,
+    ) -> Result<Option<(Name, ConflictReason)>> {
+        let Facts { removed, added, is_removed, .. } = &changed.facts;
+        if let (Some(removed), true) = (removed.first(), *is_removed && changed.before.kind()? == Kind::Dir)
+            && !self.becomes_empty(number, inodes, names)?
+        {
+            return Ok(Some(((removed.dir, removed.name.clone()), ConflictReason::NotEmpty)));
+        }
+        let refused = |number: &u64| inodes.get(number).filter(|changed| changed.refusal.is_some());
+        let lost = |removed: &&RemovedName| {
+            let other = names.added_by.get(&Key::of_name(removed.dir, &removed.name));
+            other.is_some_and(|other| refused(other).is_some())
+        };
+        if let Some(removed) = removed.iter().find(lost) {
+            return Ok(Some(((removed.dir, removed.name.clone()), ConflictReason::Changed)));
+        }
+        let taken = |name: &&Name| {
+            let other = names.removed_by.get(&Key::of_name(name.0, &name.1));
+            other.and_then(refused).is_some_and(|other| other.current.is_some())
+        };
+        Ok(added.iter().find(taken).map(|name| (name.clone(), ConflictReason::Exists)))
     }
 
     /// Returns whether the batch removes all names that a directory has in the current image.
@@ -498,33 +511,56 @@ impl Pass<'_> {
         })
     }
 
-    /// Returns a moved directory that would be below itself, and its old name.
-    fn dir_below_itself(&mut self, inodes: &BTreeMap<u64, Changed>) -> Result<Option<(u64, Name)>> {
+    /// Returns moved directories that would be below themselves, one of each cycle, with the names
+    /// that their moves remove.
+    fn dirs_below_themselves(
+        &mut self,
+        inodes: &BTreeMap<u64, Changed>,
+    ) -> Result<Vec<(u64, (Name, ConflictReason))>> {
         let moves = |changed: &Changed| changed.refusal.is_none() && !changed.facts.added.is_empty();
+        let mut found = Vec::new();
+        // The number of directories above each directory that was visited.
+        let mut depths: HashMap<u64, usize> = HashMap::from([(ROOT, 0)]);
         for (number, changed) in inodes {
             if changed.before.kind()? != Kind::Dir || !moves(changed) {
                 continue;
             }
-            let [RemovedName { dir, name, .. }] = &changed.facts.removed[..] else { continue };
+            let mut path = Vec::new();
+            let mut positions: HashMap<u64, usize> = HashMap::new();
             let mut at = *number;
-            for depth in 0.. {
+            let mut depth = loop {
+                if let Some(depth) = depths.get(&at) {
+                    break *depth;
+                }
+                if let Some(position) = positions.get(&at) {
+                    let moved = path[*position..].iter().filter_map(|dir| {
+                        Some((*dir, inodes.get(dir).filter(|changed| moves(changed))?.facts.removed.first()?))
+                    });
+                    let Some((lowest, RemovedName { dir, name, .. })) = moved.min_by_key(|(dir, _)| *dir)
+                    else {
+                        return Err(refused("a new directory is below itself"));
+                    };
+                    found.push((lowest, ((*dir, name.clone()), ConflictReason::Cycle)));
+                    // The next call examines the directories again, without the cycle.
+                    break 0;
+                }
                 self.dirs.push(at);
+                positions.insert(at, path.len());
+                path.push(at);
                 at = match inodes.get(&at).filter(|changed| moves(changed)) {
                     Some(changed) => changed.facts.added[0].0,
                     None => self.dir_above(at)?,
                 };
-                if at == *number {
-                    return Ok(Some((*number, (*dir, name.clone()))));
-                }
-                if at == ROOT {
-                    break;
-                }
-                if depth > DEPTH_MAX {
-                    return Err(refused("a directory is too deep"));
-                }
+            };
+            for dir in path.into_iter().rev() {
+                depth += 1;
+                depths.insert(dir, depth);
+            }
+            if depth > DEPTH_MAX {
+                return Err(refused("a directory is too deep"));
             }
         }
-        Ok(None)
+        Ok(found)
     }
 
     /// Returns the directory that contains a directory which is new, or which is not moved.
@@ -555,6 +591,17 @@ impl Pass<'_> {
         }
         Ok(())
     }
+}
+
+/// Returns the inodes whose changes depend on the changes of an inode: those that get its names, or
+/// lose the names that it gets, and the directories that lose its names.
+fn dependents(facts: &Facts, names: &Names) -> impl Iterator<Item = u64> {
+    let removed = facts.removed.iter().flat_map(|removed| {
+        let getter = names.added_by.get(&Key::of_name(removed.dir, &removed.name));
+        getter.copied().into_iter().chain([removed.dir])
+    });
+    let added = facts.added.iter().filter_map(|(dir, name)| names.removed_by.get(&Key::of_name(*dir, name)));
+    removed.chain(added.copied())
 }
 
 /// Checks that a sequence of operations can make the changes of an inode.

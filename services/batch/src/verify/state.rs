@@ -18,11 +18,16 @@ pub(super) struct ExistingDir {
     pub(super) refusal: Option<ConflictReason>,
 }
 
+/// The number of 64-bit words in a block of [`Numbers`].
+const WORDS_OF_BLOCK: usize = 512;
+
 /// The inode numbers of a batch, and a bit for each of them that was found.
 pub(super) struct Numbers {
     range: Range<u64>,
     used: u64,
-    found: Vec<u64>,
+    /// The bits, in blocks. A block exists after one of its numbers was found, so the memory
+    /// depends on the entries of the batch, and not only on the number that the certificate states.
+    found: Vec<Option<Box<[u64; WORDS_OF_BLOCK]>>>,
 }
 
 impl Numbers {
@@ -32,8 +37,8 @@ impl Numbers {
         if used >= range.end - range.start {
             return Err(refused("the batch has used more inode numbers than it has"));
         }
-        // One bit for each of at most 2^32 numbers.
-        let found = vec![0; used.div_ceil(64) as usize];
+        // At most 2^17 blocks, for 2^32 numbers.
+        let found = vec![None; used.div_ceil(64 * WORDS_OF_BLOCK as u64) as usize];
         Ok(Numbers { range, used, found })
     }
 
@@ -48,7 +53,8 @@ impl Numbers {
         if index >= self.used {
             return Err(refused("an inode number is not one that the batch states to have used"));
         }
-        let (word, bit) = (&mut self.found[(index / 64) as usize], 1 << (index % 64));
+        let (block, word, bit) = place_of(index);
+        let word = &mut self.found[block].get_or_insert_with(|| Box::new([0; WORDS_OF_BLOCK]))[word];
         if *word & bit != 0 {
             return Err(refused("two new inodes have one number"));
         }
@@ -59,10 +65,19 @@ impl Numbers {
     /// Returns whether an inode with the last number that the batch states was found.
     pub(super) fn is_last_found(&self) -> bool {
         match self.used.checked_sub(1) {
-            Some(last) => self.found[(last / 64) as usize] & 1 << (last % 64) != 0,
+            Some(last) => {
+                let (block, word, bit) = place_of(last);
+                self.found[block].as_ref().is_some_and(|block| block[word] & bit != 0)
+            }
             None => true,
         }
     }
+}
+
+/// Returns the block, the word in it, and the bit in the word for a number.
+fn place_of(index: u64) -> (usize, usize, u64) {
+    let word = (index / 64) as usize;
+    (word / WORDS_OF_BLOCK, word % WORDS_OF_BLOCK, 1 << (index % 64))
 }
 
 /// A directory that the batch has created.

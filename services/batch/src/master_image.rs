@@ -2,11 +2,11 @@
 //! partition servers.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use quell_threads::{lock, read_lock, write_lock};
+use quell_threads::{lock, read_lock, try_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time};
 
 use crate::change::InodeChange;
@@ -16,7 +16,9 @@ use crate::image::Image;
 use crate::limits::Quota;
 use crate::name_space::NameSpace;
 use crate::names::{FoundNode, Names, NewNode, Place, Removed, Renamed};
-use crate::partition::{Assignment, DEPTH_MAX, NewAssignment, Obstacle, Partition, PartitionMap, Returned};
+use crate::partition::{
+    Assignment, DEPTH_MAX, NewAssignment, Obstacle, PartitionMap, ReturnedChanges, SlotPartitions,
+};
 use crate::usage::UsageChanges;
 
 /// The largest number of directories whose creations are counted.
@@ -43,7 +45,7 @@ pub trait PartitionServers: Send + Sync {
     ///
     /// # Errors
     /// The errors of the server.
-    fn give_back(&self, assignment: &Assignment) -> Result<Returned>;
+    fn give_back(&self, assignment: &Assignment) -> Result<ReturnedChanges>;
 
     /// Removes the files of an assignment that has ended.
     ///
@@ -64,10 +66,10 @@ pub trait PartitionServers: Send + Sync {
     fn sync(&self, server: u32) -> Result<()>;
 }
 
-/// The numbers of changes of partitions since the start.
+/// Counters of the divisions of directories since the process started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PartitionCounters {
-    /// Directories that were divided, each time they were divided further.
+    /// Divisions, including further divisions of divided directories.
     pub divided: u64,
     /// Directories whose partitions were taken back.
     pub taken_back: u64,
@@ -80,13 +82,16 @@ pub struct PartitionCounters {
 pub(crate) struct MasterImage {
     names: Arc<RwLock<Names<Image>>>,
     division: Option<Arc<Division>>,
+    is_compaction_due: Arc<AtomicBool>,
+    /// Held by the thread that merges tables.
+    compacting: Arc<Mutex<()>>,
 }
 
 /// The division of directories into partitions.
 struct Division {
     servers: Box<dyn PartitionServers>,
     /// The number of creations in a directory after which it is divided. 0: never.
-    creations: u64,
+    divide_after: u64,
     /// The directories that are being divided, or whose partitions are being taken back.
     changing: Mutex<HashSet<u64>>,
     /// Held from the record of an assignment until its server has received it.
@@ -102,7 +107,8 @@ struct Division {
     times: Mutex<HashMap<u64, (Instant, Option<Timestamp>)>>,
     /// The time for which these times are kept.
     times_kept: Duration,
-    /// The creations in each directory since it was divided or not divided any more.
+    /// The creations in each directory since its last division, or since its partitions were taken
+    /// back.
     created: Mutex<HashMap<u64, u64>>,
     divided: AtomicU64,
     taken_back: AtomicU64,
@@ -117,7 +123,9 @@ impl std::fmt::Debug for MasterImage {
 
 impl MasterImage {
     pub(crate) fn new(image: Image) -> MasterImage {
-        MasterImage { names: Arc::new(RwLock::new(Names(image))), division: None }
+        let is_compaction_due = image.compaction_due().clone();
+        let names = Arc::new(RwLock::new(Names(image)));
+        MasterImage { names, division: None, is_compaction_due, compacting: Arc::default() }
     }
 
     /// Sets the partition servers. A directory is divided after `creations` creations in it; 0:
@@ -130,7 +138,7 @@ impl MasterImage {
     ) -> MasterImage {
         let division = Division {
             servers,
-            creations,
+            divide_after: creations,
             changing: Mutex::default(),
             assigning: Mutex::default(),
             changed: Condvar::new(),
@@ -160,6 +168,38 @@ impl MasterImage {
         write_lock(&self.names)
     }
 
+    /// Merges tables if there are many. Other operations continue meanwhile, and other threads do
+    /// not wait for the end.
+    ///
+    /// # Errors
+    /// The errors of files and commits. Then the image is as before.
+    pub(crate) fn compact(&self) -> Result<()> {
+        let Some(_one) = try_lock(&self.compacting) else { return Ok(()) };
+        self.is_compaction_due.store(false, Ordering::Relaxed);
+        let begun = self.read().0.begin_compaction();
+        let Some(compaction) = begun else { return Ok(()) };
+        let merged = compaction.merge(&mut || {
+            let image = &mut self.write().0;
+            let number = image.reserve_tables(1)?;
+            Ok((number, image.pin_tables([number])))
+        })?;
+        self.write().0.end_compaction(&compaction, merged.tables)?;
+        drop(compaction);
+        let image = self.read();
+        let (unused, files) = (image.0.unused_tables()?, image.0.files().clone());
+        drop(image);
+        // No table gets a number that another one has had, so none of them is used again.
+        unused.into_iter().try_for_each(|number| files.remove(number))
+    }
+
+    /// Merges tables if an operation has added one. That operation was successful, so an error is
+    /// not reported here: if the tables become too many, a later operation has to merge them.
+    pub(crate) fn compact_if_due(&self) {
+        if self.is_compaction_due.load(Ordering::Relaxed) {
+            let _ = self.compact();
+        }
+    }
+
     /// Takes back all partitions, and locks the complete image.
     ///
     /// # Errors
@@ -181,7 +221,7 @@ impl MasterImage {
     /// # Errors
     /// As for [`write_complete`](Self::write_complete).
     pub(crate) fn take_back_all(&self) -> Result<()> {
-        // One server that cannot be reached must not prevent the others.
+        // The partitions of other servers are taken back also if one server cannot be reached.
         let taken_back = self.divided_dirs().into_iter().map(|dir| self.take_back(dir));
         taken_back.fold(Ok(()), Result::and)
     }
@@ -189,7 +229,7 @@ impl MasterImage {
     /// Returns the directories that have partitions.
     pub(crate) fn divided_dirs(&self) -> Vec<u64> {
         let names = self.read();
-        let dirs: BTreeSet<u64> = names.0.assignments().all().iter().map(|of| of.partition.dir).collect();
+        let dirs: BTreeSet<u64> = names.0.assignments().all().iter().map(|of| of.partitions.dir).collect();
         dirs.into_iter().collect()
     }
 
@@ -203,7 +243,8 @@ impl MasterImage {
         let _one = division.change(dir);
         let assignments = self.read().0.assignments().of_dir(dir).to_vec();
         for assignment in &assignments {
-            let nothing = || Returned { usage: Some(UsageChanges::default()), ..Returned::default() };
+            let nothing =
+                || ReturnedChanges { usage: Some(UsageChanges::default()), ..ReturnedChanges::default() };
             let returned = match division.servers.give_back(assignment) {
                 Err(error) if is_lost(&error) => nothing(),
                 returned => returned?,
@@ -292,11 +333,11 @@ impl MasterImage {
         }
     }
 
-    /// Counts a creation, and divides the directory if it is time for that. The operation has
-    /// succeeded already, so an error of the division is counted only: the directory is used as
-    /// before, or its partitions are taken back with the next operation.
+    /// Counts a creation, and divides the directory if the number of creations has reached the
+    /// limit. The operation has succeeded already, so an error of the division is counted only: the
+    /// directory is used as before, or its partitions are taken back with the next operation.
     fn note_creation(&self, dir: u64) {
-        let Some(division) = self.division.as_deref().filter(|division| division.creations > 0) else {
+        let Some(division) = self.division.as_deref().filter(|division| division.divide_after > 0) else {
             return;
         };
         {
@@ -306,7 +347,7 @@ impl MasterImage {
             }
             let count = created.entry(dir).or_default();
             *count += 1;
-            if *count < division.creations {
+            if *count < division.divide_after {
                 return;
             }
             *count = 0;
@@ -330,12 +371,13 @@ impl MasterImage {
         self.take_back_of(division, dir)?;
         let slots = slots_max.min(1 << depth) as u16; // at most 256
         for slot in 1..slots {
-            // Each directory begins with another server.
+            // The first server depends on the directory, so that directories are distributed over
+            // the servers.
             let server = servers[(dir as usize % servers.len() + usize::from(slot)) % servers.len()];
-            let partition = Partition { dir, depth, slots, slot };
+            let partitions = SlotPartitions { dir, depth, slots, slot };
             // A server receives assignments in the order of their numbers.
             let assigning = lock(&division.assigning);
-            let Some(new) = self.write().0.assign(partition, server)? else { return Ok(()) };
+            let Some(new) = self.write().0.assign(partitions, server)? else { return Ok(()) };
             let assigned = division.servers.assign(&new);
             drop(assigning);
             if let Err(error) = assigned {
@@ -358,7 +400,10 @@ impl MasterImage {
                     Some(Obstacle::NotAssigned) => {} // the division has ended
                     _ => return Err(error),
                 },
-                done => return done,
+                done => {
+                    self.compact_if_due();
+                    return done;
+                }
             }
         }
         Err(divided_again())
@@ -420,26 +465,26 @@ impl Division {
 
     /// Waits until no other thread divides the directory or takes its partitions back, and makes
     /// other threads wait until the value is dropped.
-    fn change(&self, dir: u64) -> Changing<'_> {
+    fn change(&self, dir: u64) -> ChangeGuard<'_> {
         let dirs = self.changed.wait_while(lock(&self.changing), |dirs| dirs.contains(&dir));
         dirs.unwrap_or_else(PoisonError::into_inner).insert(dir);
-        Changing { division: self, dir }
+        ChangeGuard { division: self, dir }
     }
 
     /// As [`change`](Self::change). `None` if another thread changes the directory.
-    fn try_change(&self, dir: u64) -> Option<Changing<'_>> {
+    fn try_change(&self, dir: u64) -> Option<ChangeGuard<'_>> {
         let is_new = lock(&self.changing).insert(dir);
-        is_new.then(|| Changing { division: self, dir })
+        is_new.then(|| ChangeGuard { division: self, dir })
     }
 }
 
 /// A directory that this thread divides, or whose partitions it takes back.
-struct Changing<'a> {
+struct ChangeGuard<'a> {
     division: &'a Division,
     dir: u64,
 }
 
-impl Drop for Changing<'_> {
+impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
         lock(&self.division.changing).remove(&self.dir);
         self.division.changed.notify_all();
@@ -477,7 +522,7 @@ impl NameSpace for MasterImage {
 
     fn find(&self, number: u64, place: &Place) -> Result<FoundNode> {
         let found = self.find_with_times(|names| names.find(number, place).map(Some))?;
-        found.ok_or_else(|| Error::new(ErrorKind::Stale, "read the attributes of", ""))
+        found.ok_or_else(|| Error::new(ErrorKind::Stale, "read the attributes of a file or directory", ""))
     }
 
     fn parent(&self, dir: u64) -> Result<(u64, Vec<u8>)> {
@@ -534,12 +579,99 @@ impl NameSpace for MasterImage {
             if self.division()?.servers.sync(server).is_err() {
                 // Changes that were taken back are durable.
                 let of_server = assignments.iter().filter(|assignment| assignment.server == server);
-                let mut dirs = of_server.map(|assignment| assignment.partition.dir);
+                let mut dirs = of_server.map(|assignment| assignment.partitions.dir);
                 result = result.and(dirs.try_for_each(|dir| self.take_back(dir)));
             }
         }
         // After the servers: changes that were taken back meanwhile are included.
-        let synced = self.write().0.sync();
-        result.and(synced)
+        result.and(self.names.sync())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
+    use std::sync::OnceLock;
+
+    use quell_kv::MemoryStore;
+
+    use super::*;
+    use crate::entry::ROOT;
+    use crate::files::TableFiles;
+    use crate::table_dir::TableDir;
+
+    /// The tables in a directory. For each new table, it records whether no thread has the lock of
+    /// the image.
+    struct ObservedFiles {
+        dir: TableDir,
+        image: OnceLock<MasterImage>,
+        unlocked: Mutex<Vec<bool>>,
+    }
+
+    impl TableFiles for ObservedFiles {
+        fn create(&self, number: u64) -> Result<File> {
+            let image = self.image.get().unwrap();
+            lock(&self.unlocked).push(image.names.try_write().is_ok());
+            self.dir.create(number)
+        }
+
+        fn sync_content(&self, number: u64, file: &File) -> Result<()> {
+            self.dir.sync_content(number, file)
+        }
+
+        fn open(&self, number: u64) -> Result<File> {
+            self.dir.open(number)
+        }
+
+        fn remove(&self, number: u64) -> Result<()> {
+            self.dir.remove(number)
+        }
+
+        fn list(&self) -> Result<Vec<u64>> {
+            self.dir.list()
+        }
+
+        fn sync(&self) -> Result<()> {
+            self.dir.sync()
+        }
+
+        fn put_copy(&self, bytes: &[u8]) -> Result<()> {
+            self.dir.put_copy(bytes)
+        }
+
+        fn copy(&self) -> Result<Option<Vec<u8>>> {
+            self.dir.copy()
+        }
+    }
+
+    #[test]
+    fn tables_are_merged_without_the_lock_of_the_image() {
+        const NOW: Time = Time { seconds: 100, nanoseconds: 0 };
+        let new = || NewEntry { permissions: 0o755, uid: 1000, gid: 1000 };
+        let temp = tempfile::tempdir().unwrap();
+        let store = Arc::new(MemoryStore::new());
+        Image::create(&*store, 7, new(), NOW).unwrap();
+        let files = Arc::new(ObservedFiles {
+            dir: TableDir::new(OwnedFd::from(File::open(temp.path()).unwrap())),
+            image: OnceLock::new(),
+            unlocked: Mutex::default(),
+        });
+        let image = MasterImage::new(Image::open(store, files.clone()).unwrap());
+        assert!(files.image.set(image.clone()).is_ok());
+        for number in 0..4 {
+            let name = format!("file{number}");
+            image.create(ROOT, name.as_bytes(), NewNode::File, new(), NOW).unwrap();
+            image.write().0.snapshot().unwrap();
+        }
+        assert_eq!(std::mem::take(&mut *lock(&files.unlocked)), [false; 4]);
+        // A look-up is the next operation.
+        assert!(image.lookup(ROOT, b"file0").unwrap().is_some());
+        assert_eq!(*lock(&files.unlocked), [true]);
+        assert_eq!(image.read().0.tables().len(), 1);
+        assert_eq!(files.list().unwrap().len(), 1);
+        for number in 0..4 {
+            assert!(image.lookup(ROOT, format!("file{number}").as_bytes()).unwrap().is_some());
+        }
     }
 }
