@@ -167,7 +167,11 @@ fn this_host() -> Result<Host> {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         random: Box::new(random),
-        is_gone: Box::new(move |holder| holder.node == own.node && node.has_ended(holder)),
+        is_gone: Box::new(move |holder| {
+            // The most frequent holder is this process. After a fork, the child is another one.
+            let is_this = *holder == own && std::process::id() == own.pid;
+            holder.node == own.node && !is_this && node.has_ended(holder)
+        }),
         scratch: Scratch::new(scratch_file),
     })
 }
