@@ -134,12 +134,12 @@ fn partition_servers_run_in_the_background_until_they_are_ended() {
     serve(&["--partitions", "--background"]).expect(0);
     serve(&["--partitions", "--background"]).expect(0);
     let status = stage.run(stage.quell().args(words(&[&"batch", &"status", &store]))).expect(0);
-    assert_eq!(status.text().matches(": has partitions of 0 directories, ").count(), 2, "{}", status.text());
+    assert_eq!(status.text().matches(": partitions of 0 directories, ").count(), 2, "{}", status.text());
     serve(&["--partitions", "--stop"]).expect(0);
     let status = stage.run(stage.quell().args(words(&[&"batch", &"status", &store]))).expect(0);
     assert_eq!(
         status.text(),
-        "partition server 1: is not running, or cannot be reached\npartition server 2: is not running, or cannot be reached\n"
+        "partition server 1: not running, or not reachable\npartition server 2: not running, or not reachable\n"
     );
     serve(&["--partitions", "--idle", "5"]).expect(2).says("cannot be used with");
     stage.run(stage.quell().args(words(&[&"batch", &"fsck", &store]))).expect(0);

@@ -318,7 +318,7 @@ fn a_mount_at_work_is_checked_and_a_killed_one_is_ended() {
     let facts = stage.log(&[&"stat", store, &"file", &"--json"]).expect(0).json();
     let writers = facts["writers"].as_array().unwrap();
     let open = writers.iter().find(|writer| !writer["open"].is_null()).unwrap();
-    assert_eq!(open["open"]["gone"], false, "{facts}");
+    assert_eq!(open["open"]["dead"], false, "{facts}");
     let ended = stage.log(&[&"export", store, &"file", &stage.path("exported")]).expect(0);
     assert_eq!(ended.says("is being written").code(), Some(0));
     assert!(fs::read(stage.path("exported")).unwrap().starts_with(&bytes));
@@ -330,11 +330,11 @@ fn a_mount_at_work_is_checked_and_a_killed_one_is_ended() {
     // The object is a log of its own.
     assert_eq!((&listed[0]["open"], &listed[0]["logs"]), (&1.into(), &2.into()), "{listed:?}");
     let facts = || stage.log(&[&"stat", store, &"file", &"--json"]).expect(0).json();
-    let is_gone = || {
+    let is_dead = || {
         let facts = facts();
-        facts["writers"].as_array().unwrap().iter().any(|writer| writer["open"]["gone"] == true)
+        facts["writers"].as_array().unwrap().iter().any(|writer| writer["open"]["dead"] == true)
     };
-    assert!(crate::stage::eventually(is_gone), "{}", facts());
+    assert!(crate::stage::eventually(is_dead), "{}", facts());
     let printed = stage.log(&[&"fsck", store]).expect(1).text();
     assert!(
         printed.contains("dead-writer") && printed.contains("was not closed by its process"),

@@ -56,8 +56,8 @@ pub struct TrustArgs {
 ///
 /// With --adopt, the files stay where they are: the store has their names and attributes, and reads
 /// their bytes there. Nothing is ever changed in TREE. A file that is changed in TREE afterwards
-/// cannot be opened in the store any more (ESTALE). A file that is written in the store is copied
-/// into it before.
+/// cannot be opened in the store any more (ESTALE). A file that is written in the store is first
+/// copied into it.
 ///
 /// Each entry that cannot be adopted is listed, and the exit code is 1. After Ctrl-C, nothing of
 /// the store remains.
@@ -153,7 +153,8 @@ pub struct BatchServeArgs {
     #[arg(long, value_name = "CREATIONS", default_value_t = DIVIDE_AFTER, conflicts_with = "partitions")]
     pub divide_after: u64,
     /// Return as soon as clients can connect, and let the server run in the background. Fails if
-    /// the store has a server already, unless it is a partition server that starts.
+    /// the store has a server already. With --partitions, the store can have further partition
+    /// servers.
     #[arg(long)]
     pub background: bool,
     /// End the server when it has had no client for this time.
@@ -305,7 +306,7 @@ pub struct BatchBeginArgs {
 /// servers.
 ///
 /// A part is open while a process changes it, closed when its changes are complete, and lost if its
-/// process ended before.
+/// process ended before it closed the part.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -520,7 +521,19 @@ pub struct BatchCommitArgs {
     #[arg(long)]
     pub without_lost_parts: bool,
     /// Also commit the transaction of blobs in this JSON file: both are committed, or neither. The
-    /// batch is not committed if it has conflicts. docs/techniques/batch.md has the format.
+    /// batch is not committed if it has conflicts.
+    ///
+    /// The file has an object with these fields: `store`, the location of the store of blobs;
+    /// `operations`, a list; `conditions`, a list, which can be left out; and `marker_prefix`, the
+    /// beginning of the names of blobs that the commit itself uses, which can be left out.
+    ///
+    /// Each operation has the fields `operation` and `blob`. `create` can have `may_exist` (true or
+    /// false), `delete` has no further field, `write` has `offset` and the data, `append` has the
+    /// data, `resize` has `size`, `rename` has `to`, and `add` has `offset` and `number`. The data
+    /// is either `text`, or `file`, the path of a file.
+    ///
+    /// Each condition has the field `blob`, and either `exists` (true or false), or `size`, or
+    /// `offset` and the data. Nothing is committed unless all conditions hold.
     #[arg(long, value_name = "FILE", conflicts_with = "lazy")]
     pub blobs: Option<PathBuf>,
     #[command(flatten)]
@@ -599,7 +612,7 @@ pub struct BatchImportArgs {
 /// Check a store: its tables, the tree of its names, its data files, and the changes of batches
 /// that are not committed. Each problem is printed with the identifier of its kind. The exit code
 /// is 1 if problems are left. Other processes wait for the store meanwhile, except running batches.
-/// A server of the store must be ended before.
+/// End the server of the store first.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -622,7 +635,7 @@ pub struct BatchFsckArgs {
 
 /// Remove the files of a store that nothing refers to: tables, data files, and directories of
 /// batches that have ended. Files that Quell has not created are never removed. Running batches
-/// continue, and other processes wait for the store. A server of the store must be ended before.
+/// continue, and other processes wait for the store. End the server of the store first.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

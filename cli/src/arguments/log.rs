@@ -297,7 +297,7 @@ pub struct LogFlattenArgs {
     pub output: JsonLinesArg,
 }
 
-/// Add stores, drain stores, and move files to their home.
+/// Add stores, drain stores, and move each file to the store that the placement map assigns.
 ///
 /// Running mounts continue: they detect an added store and use it, and place nothing new in a
 /// drained one. Each node must reach an added store by the path given here. New mounts must name
@@ -319,7 +319,8 @@ pub struct LogRebalanceArgs {
     /// An empty directory that becomes a store; can be repeated.
     #[arg(long, value_name = "STORE")]
     pub add: Vec<PathBuf>,
-    /// A store to move everything out of; it leaves the map afterwards. Can be repeated.
+    /// A store to move everything out of; it is removed from the set of stores afterwards. Can be
+    /// repeated.
     #[arg(long, value_name = "STORE")]
     pub drain: Vec<PathBuf>,
     #[command(flatten)]

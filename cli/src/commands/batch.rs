@@ -178,7 +178,7 @@ fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
     for server in &partitions {
         let number = server.number;
         match &server.counters {
-            None => outln!("partition server {number}: is not running, or cannot be reached"),
+            None => outln!("partition server {number}: not running, or not reachable"),
             Some(counters) => {
                 let value = |name: &str| {
                     let found = counters.iter().find(|(counter, _)| counter == name);
@@ -186,7 +186,7 @@ fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
                 };
                 let assigned = counted(value("assignments"), "directory", "directories");
                 let requests = counted(value("requests"), "request", "requests");
-                outln!("partition server {number}: has partitions of {assigned}, {requests}");
+                outln!("partition server {number}: partitions of {assigned}, {requests}");
             }
         }
     }

@@ -59,8 +59,9 @@ pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if result.kept_writers > 0 {
         is_clean = false;
         errln!(
-            "quell: --retire does not apply to {}: this node runs, and has not been rebooted since, so the processes may \
-             run, for example in a container; `quell log stat` shows a file's writers, and --force --writer WRITER ends one",
+            "quell: --retire does not apply to {}: the node has not been rebooted since, so the processes may still be \
+             running, for example in another PID namespace; `quell log stat` shows a file's writers, and --force \
+             --writer WRITER ends one",
             counted(
                 result.kept_writers,
                 "open writer that began on this node",

@@ -216,7 +216,7 @@ fn print_writer(writer: &WriterReport) {
 
 fn writer_json(writer: &WriterReport) -> Value {
     let open = writer.open.as_ref().map(
-        |open| json!({ "pid": open.holder.pid, "node": open.holder.node, "start": open.holder.start, "gone": open.is_dead }),
+        |open| json!({ "pid": open.holder.pid, "node": open.holder.node, "start": open.holder.start, "dead": open.is_dead }),
     );
     json!({
         "writer": format!("{:016x}", writer.writer), "open": open,

@@ -693,10 +693,14 @@ impl Container {
     fn check_may_create_container(&self, object: &Stat) -> Result<()> {
         match self.may_create_container(object) {
             true => Ok(()),
-            false => Err(Error {
-                source: Some("another user's file that only its owner may change".into()),
-                ..Error::new(ErrorKind::PermissionDenied, "create the container of", self.shown_number())
-            }),
+            false => {
+                let reason =
+                    "the file belongs to another user; only its owner and root can create its container";
+                Err(Error {
+                    source: Some(reason.into()),
+                    ..Error::new(ErrorKind::PermissionDenied, "create the container of", self.shown_number())
+                })
+            }
         }
     }
 
@@ -1734,7 +1738,7 @@ impl Container {
         let now = before.stat()?;
         if now.kind() != Some(Kind::File) {
             return Err(Error {
-                source: Some("it is no regular file".into()),
+                source: Some("it is not a regular file".into()),
                 ..Error::new(ErrorKind::Damaged, "change", ACCESS)
             });
         }

@@ -209,7 +209,7 @@ fn decode_page(bytes: &[u8], page: &Page, logs: &[FlatLog]) -> Result<Vec<Extent
             && end.is_some_and(|end| FileOffset(end) <= page.end)
             && known.is_some_and(|log| payload_end.is_some_and(|end| end <= log.frames.payload_bytes()));
         let Some(start) = start.filter(|_| fits).map(FileOffset) else {
-            return Err(bytes.damage("a run has impossible values"));
+            return Err(bytes.damage("a run has an invalid value"));
         };
         for i in 0..count {
             let (start, payload) = (start + i * stride, PayloadOffset(payload + i * length));
@@ -243,12 +243,12 @@ impl Page {
     ///
     /// # Errors
     ///
-    /// The reason, if the checksum does not match or a value is impossible.
+    /// The reason, if the checksum does not match or a value is invalid.
     pub fn decode(&self, bytes: &[u8], logs: &[FlatLog]) -> Result<Vec<Extent>, &'static str> {
         if bytes.len() < self.bytes as usize || xxh3_64(bytes) != self.sum {
             return Err("the checksum of a page does not match");
         }
-        decode_page(bytes, self, logs).map_err(|_| "a page has impossible values")
+        decode_page(bytes, self, logs).map_err(|_| "a page has an invalid value")
     }
 }
 
@@ -393,7 +393,7 @@ fn decode_logs(bytes: &mut Bytes<'_>, count: u64, block_bytes: u64) -> Result<Ve
             || log_offset > frames.log_end()
             || synced > frames.payload_bytes()
         {
-            return Err(bytes.damage("a log has impossible values"));
+            return Err(bytes.damage("a log has an invalid value"));
         }
         let indexed = LogPosition { log_offset, payload: PayloadOffset(payload) };
         logs.push(FlatLog { writer, index_offset, indexed, synced: PayloadOffset(synced), frames });

@@ -113,7 +113,7 @@ pub fn decode_frame_head(bytes: &[u8; FRAME_HEAD_BYTES as usize]) -> Result<Fram
         runs: u64_at(bytes, 40),
     };
     if head.runs_bytes > RUNS_BYTES_MAX || !(1..=PAYLOAD_BYTES_MAX).contains(&head.payload_bytes) {
-        return Err(damage(4, "a frame cannot be as large as that"));
+        return Err(damage(4, "the size is invalid"));
     }
     Ok(head)
 }

@@ -291,7 +291,7 @@ impl Frames {
                 ends.is_none_or(|(log, payload)| log.max(payload) > FILE_END_MAX)
             };
             if !fits || is_too_long() || last().is_none() {
-                return Err(bytes.damage("a frame has impossible values"));
+                return Err(bytes.damage("a frame has an invalid value"));
             }
             self.push_group(FrameGroup {
                 payload_start: PayloadOffset::ZERO,

@@ -132,11 +132,11 @@ impl Head {
         let head = Head { kind, version, block_bytes, container, writer, directories, process };
         let expected = if kind == HeadKind::Container { 1..=DIRECTORIES_MAX } else { 0..=0 };
         if !block_bytes.is_power_of_two() || !(4096..=1 << 20).contains(&block_bytes) {
-            return Err(damage(12, "blocks cannot have that size"));
+            return Err(damage(12, "the block size is invalid"));
         }
         let has_more = process.is_none() && bytes[44..SUM_AT].iter().any(|byte| *byte != 0);
         if !expected.contains(&directories) || has_more {
-            return Err(damage(40, "a field has a value that it cannot have"));
+            return Err(damage(40, "a field has an invalid value"));
         }
         Ok(head)
     }

@@ -82,9 +82,9 @@ impl Handle {
 
     fn writer(&self) -> Result<&Writer> {
         // The frontends do not write to a file that is open for reading.
-        self.writer
-            .as_deref()
-            .ok_or_else(|| Error::new(ErrorKind::InvalidInput, "write", b"opened for reading"))
+        self.writer.as_deref().ok_or_else(|| {
+            Error::new(ErrorKind::InvalidInput, "write to", b"a file that is open for reading")
+        })
     }
 
     /// Removes the set-id bits that another mount may have set since the first write.

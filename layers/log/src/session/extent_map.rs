@@ -768,8 +768,8 @@ fn bounds_of_writers<'a>(
 }
 
 /// Reads the newer parts of the logs of one share, applies the truncations, and resolves the
-/// extents among themselves. Stops after about `room` extents; returns true if everything was read.
-/// `first` is the number of the first log.
+/// extents among themselves. Stops after about `extents_left` extents; returns true if everything
+/// was read. `first` is the number of the first log.
 fn read_share(
     container: &Container,
     logs: &mut [LogReader],

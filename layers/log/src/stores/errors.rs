@@ -15,7 +15,7 @@ pub(crate) fn not_a_member(path: &[u8]) -> Error {
     refused(
         path,
         format!(
-            "{shown} is not part of this set of stores: `quell log rebalance STORE,... --add {shown}` makes it one"
+            "{shown} is not part of this set of stores; to add it: quell log rebalance STORE,... --add {shown}"
         ),
     )
 }

@@ -91,7 +91,10 @@ fn newer_maps(opened: &[Store], version: u64) -> Result<Vec<Newer>> {
 /// Opens and verifies a store that a map adds. Returns `None` if the store does not yet have the
 /// map that is required to trust it.
 fn open(member: &Member, newer_map: &Newer, opener: Option<&Opener>, uid: u32) -> Result<Option<Store>> {
-    let Some(opener) = opener else { return Err(unusable(member, "this program opens no other stores")) };
+    let Some(opener) = opener else {
+        let why = "this process can use only the stores that were named when it started";
+        return Err(unusable(member, why));
+    };
     let unreachable = |error: Error| unusable(member, &format!("it cannot be opened here: {error}"));
     let dir = opener(&member.path).map_err(unreachable)?;
     let root = Root { dir: Arc::clone(&dir), path: member.path.clone() };
@@ -139,7 +142,9 @@ fn check_first(known: &StoreList, map: &StoreMap) -> Result<()> {
         Some(first)
             if first.number != known.stores[0].number && map.member(known.stores[0].number).is_some() =>
         {
-            Err(unusable(first, "it comes before the stores that are known"))
+            let why = "the placement map lists it before the first store of this process, which must stay the \
+                       first one";
+            Err(unusable(first, why))
         }
         _ => Ok(()),
     }
@@ -148,7 +153,7 @@ fn check_first(known: &StoreList, map: &StoreMap) -> Result<()> {
 /// Returns ENXIO, not `NotFound`, because the requested file may exist.
 fn unusable(member: &Member, why: &str) -> Error {
     let path = printable(&member.path);
-    let advice = "make it available at this path, or start again and name all stores";
+    let advice = "make it available at this path, or name all stores in a new mount or command";
     Error {
         source: Some(format!("the store {path} was added, and is not used: {why}; {advice}").into()),
         ..Error::new(ErrorKind::Os(errno::ENXIO), "open", &member.path)

@@ -218,7 +218,7 @@ impl Stores {
                 let is_same = writers.iter().all(|writers| writers.owner == owner);
                 (writers.iter().any(|writers| writers.has_others), is_same.then_some(owner))
             }
-            // An incomplete store is not known to be private.
+            // An incomplete store is not known to be owner-writable.
             Err(_) => (true, None),
         };
         Ok(Stores {
@@ -590,7 +590,7 @@ impl Stores {
 }
 
 /// Allows all users to create containers in all stores, if they can do so in one of them, or if
-/// `is_open` is set. An incomplete store is not known to be private.
+/// `is_open` is set. An incomplete store is not known to be owner-writable.
 fn allow_the_same_writers(stores: &[Store], is_open: bool) -> Result<()> {
     match is_open || stores.iter().any(|store| store.has_other_writers().unwrap_or(true)) {
         true => stores.iter().try_for_each(Store::allow_other_writers),
@@ -613,7 +613,11 @@ fn begin_use_of(store: &Store, uid: u32, pause: &mut dyn FnMut() -> bool) -> Res
             Ok(false) if pause() => {}
             Ok(false) => {
                 return Err(Error {
-                    source: Some("a mount uses the store alone and does not answer; end its process".into()),
+                    source: Some(
+                        "the mount that is the only user of the store does not answer; end the process of that \
+                         mount"
+                            .into(),
+                    ),
                     ..Error::new(ErrorKind::Busy, "use the store", &store.root.path)
                 });
             }

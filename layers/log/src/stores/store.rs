@@ -26,7 +26,7 @@ pub(crate) const FILE_PERMISSIONS: u32 = 0o644;
 const WORK_DIRS: [&[u8]; 3] = [NEW_DIR, TRASH_DIR, PARTS_DIR];
 /// Permissions of `new`, `trash` and `parts` as long as only the owner of the store has write
 /// permission to files and directories in it.
-const PRIVATE_PERMISSIONS: u32 = 0o755;
+const OWNER_WRITABLE_PERMISSIONS: u32 = 0o755;
 /// Permissions of `new`, `trash` and `parts` otherwise: every user with write permission to a
 /// directory of the store creates containers there, and may remove only their own.
 const SHARED_PERMISSIONS: u32 = 0o1777;
@@ -172,7 +172,7 @@ impl Store {
 
 /// Returns the permissions of `new`, `trash` and `parts`.
 fn work_dir_permissions(has_other_writers: bool) -> u32 {
-    if has_other_writers { SHARED_PERMISSIONS } else { PRIVATE_PERMISSIONS }
+    if has_other_writers { SHARED_PERMISSIONS } else { OWNER_WRITABLE_PERMISSIONS }
 }
 
 /// Returns true if a directory has no names other than those of a store itself.
@@ -234,9 +234,9 @@ fn create_store(root: &dyn WritableDir, host: &Host) -> Result<()> {
     root.make_dir(&temporary, OWN_PERMISSIONS)?;
     let dir = root.open_writable_dir(&temporary)?;
     let owner = root.stat_self()?;
-    let is_private = owner.uid == dir.stat_self()?.uid && owner.mode & OTHERS_WRITE == 0;
+    let is_owner_writable = owner.uid == dir.stat_self()?.uid && owner.mode & OTHERS_WRITE == 0;
     // Existing directories may belong to other users.
-    let has_other_writers = !is_private || !has_only_own_names(root)?;
+    let has_other_writers = !is_owner_writable || !has_only_own_names(root)?;
     for name in WORK_DIRS {
         dir.make_dir(name, work_dir_permissions(has_other_writers))?;
     }
