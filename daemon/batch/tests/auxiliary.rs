@@ -498,13 +498,13 @@ fn a_batch_is_committed_if_its_auxiliary_server_leaves_or_sends_no_usable_verdic
             raw.verdict(verification, vec![0xFF; 100]).unwrap();
         }),
         ("the verdict is one about another batch", |raw, verification, task| {
-            let other = [&encode(&(task.record.number + 1))[..], &[0; 7]].concat();
+            let other = [&encode(&(task.record.number + 1))[..], &[0; 8]].concat();
             raw.verdict(verification, other).unwrap();
         }),
         ("the tables do not exist", |raw, verification, task| {
             let number = (1_u64 << 40) + (task.record.number << 20);
             let table = encode(&(number, 4000_u64, 10_u64, 7_u64));
-            let verdict = [&encode(&task.record.number)[..], &[1], &table, &[10, 0, 0, 0, 0, 0]].concat();
+            let verdict = [&encode(&task.record.number)[..], &[1], &table, &[10, 0, 0, 0, 0, 0, 0]].concat();
             raw.verdict(verification, verdict).unwrap();
         }),
     ];

@@ -150,13 +150,14 @@ struct Verdicts {
     entries: Vec<u64>,
     conflicts: Conflicts,
     dirs: Vec<u64>,
+    accesses: Vec<u64>,
     change: u64,
 }
 
 impl Verdicts {
     /// Adds the result for the next part.
     fn add(&mut self, verdict: Verdict) {
-        let Verdict { addition, entries, conflicts, dirs, .. } = verdict;
+        let Verdict { addition, entries, conflicts, dirs, accesses } = verdict;
         self.addition.tables.splice(0..0, addition.tables);
         self.addition.changed_dirs.extend(addition.changed_dirs);
         let usage = self.addition.usage.get_or_insert_default();
@@ -166,6 +167,7 @@ impl Verdicts {
         self.conflicts.count = conflicts.count;
         self.conflicts.tables.extend(conflicts.tables);
         self.dirs.extend(dirs);
+        self.accesses.extend(accesses);
     }
 
     /// Removes the tables that were written.
@@ -208,7 +210,7 @@ pub(crate) fn commit(
         let verifiers = Verifiers { auxiliary, changes, now: now(), reads };
         let verdicts = verify_all(&records, base, verifiers).map_err(of_file_system)?;
         let mut names = image.write_complete()?;
-        if !names.0.is_changed_since(verdicts.change, verdicts.dirs.iter().copied()) {
+        if !names.0.is_changed_since(verdicts.change, &verdicts.dirs, &verdicts.accesses) {
             return end(&mut names.0, &records, verdicts, marker);
         }
     }
@@ -362,7 +364,8 @@ fn prepare(
     verdicts: Verdicts,
     marker: &Marker,
 ) -> Result<BatchRecord> {
-    let Verdicts { addition, entries, mut dirs, .. } = verdicts;
+    let Verdicts { addition, entries, mut dirs, accesses, .. } = verdicts;
+    dirs.extend(accesses);
     let Addition { tables, mut changed_dirs, usage } = addition;
     for list in [&mut dirs, &mut changed_dirs] {
         list.sort_unstable();

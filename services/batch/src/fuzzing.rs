@@ -172,7 +172,8 @@ pub(crate) fn verdict() -> Verdict {
         addition: Addition { tables, changed_dirs: vec![ROOT, 400], usage: Some(usage) },
         entries: 3,
         conflicts: Conflicts { count: 7, tables: vec![table(first_conflicts_of_batch(batch))] },
-        dirs: vec![ROOT, 1, 1 << 40],
+        dirs: vec![1, 1 << 40],
+        accesses: vec![ROOT, 300],
     }
 }
 

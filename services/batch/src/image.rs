@@ -64,8 +64,10 @@ pub struct Image {
     entries_bytes: usize,
     /// The number of the last change.
     change: u64,
-    /// The last change of each directory after the change with the number `forgotten`.
+    /// The last change of each directory after the change with the number `forgotten`: of its
+    /// entries or attributes, and of the attributes that decide about the access to it.
     changed_dirs: HashMap<u64, u64>,
+    changed_accesses: HashMap<u64, u64>,
     forgotten: u64,
     /// The directories and the use that prepared batches reserve.
     reservations: Reservations,
@@ -95,6 +97,15 @@ pub(crate) struct Addition {
     pub(crate) changed_dirs: Vec<u64>,
     /// The changes of the use of users. `None` for a batch that an earlier version has prepared.
     pub(crate) usage: Option<UsageChanges>,
+}
+
+/// The effects of changes of entries.
+#[derive(Debug, Default)]
+struct Effects {
+    /// The changes of the use of users.
+    usage: UsageChanges,
+    /// The directories with a change of an attribute that decides about the access to them.
+    changed_accesses: Vec<u64>,
 }
 
 impl Image {
@@ -215,6 +226,7 @@ impl Image {
             entries_bytes,
             change: 1,
             changed_dirs: HashMap::new(),
+            changed_accesses: HashMap::new(),
             forgotten: 0,
             reservations,
             pinned: PinnedTables::default(),
@@ -264,10 +276,13 @@ impl Image {
         self.change
     }
 
-    /// Returns whether any of `dirs` may have been changed after the change with this number.
-    pub(crate) fn is_changed_since(&self, change: u64, mut dirs: impl Iterator<Item = u64>) -> bool {
-        change < self.forgotten
-            || dirs.any(|dir| self.changed_dirs.get(&dir).is_some_and(|last| *last > change))
+    /// Returns whether any of `dirs`, or the access to any of `accesses`, may have been changed
+    /// after the change with this number.
+    pub(crate) fn is_changed_since(&self, change: u64, dirs: &[u64], accesses: &[u64]) -> bool {
+        let is_in = |changes: &HashMap<u64, u64>, dirs: &[u64]| {
+            dirs.iter().any(|dir| changes.get(dir).is_some_and(|last| *last > change))
+        };
+        change < self.forgotten || is_in(&self.changed_dirs, dirs) || is_in(&self.changed_accesses, accesses)
     }
 
     /// Writes the entries of the key-value store as a table, and returns the whole image as tables.
@@ -371,18 +386,23 @@ impl Image {
         Ok(())
     }
 
-    /// Returns the changes of the use of users by changes of entries.
-    fn usage_of(&self, changes: &[KeyChange]) -> Result<UsageChanges> {
+    /// Returns the effects of changes of entries.
+    fn effects_of(&self, changes: &[KeyChange]) -> Result<Effects> {
         // Of several changes of one key, the last one counts.
         let newest: HashMap<&Key, &Option<Entry>> = changes.iter().map(|(key, entry)| (key, entry)).collect();
-        let mut usage = UsageChanges::default();
+        let mut effects = Effects::default();
         for (key, entry) in newest {
             // A value that is not an entry is not counted, and can be replaced.
             let before = self.value(key)?.and_then(|value| Entry::decode(&value).ok());
-            before.iter().for_each(|before| usage.remove(before));
-            entry.iter().for_each(|entry| usage.add(entry));
+            before.iter().for_each(|before| effects.usage.remove(before));
+            entry.iter().for_each(|entry| effects.usage.add(entry));
+            if let Some((dir, b"")) = split(key.as_bytes())
+                && is_access_changed(before.as_ref(), entry.as_ref())
+            {
+                effects.changed_accesses.push(dir);
+            }
         }
-        Ok(usage)
+        Ok(effects)
     }
 
     /// Returns the encoded entry of a key.
@@ -555,7 +575,7 @@ impl Image {
         self.tables = tables;
         self.store.sync()?;
         self.assignments.remove(assignment);
-        self.note_changes([dir]);
+        self.note_changes(&[dir], &[]);
         match usage {
             Some(usage) => self.usage.set(&usage),
             None => self.recount_usage()?,
@@ -739,7 +759,7 @@ impl Image {
         self.store.sync()?;
         self.tables = tables;
         self.note_new_tables();
-        self.note_changes(dirs);
+        self.note_changes(&dirs, &dirs);
         if let Some(number) = number {
             self.reservations.remove(number);
         }
@@ -920,12 +940,12 @@ impl Image {
 
     /// Applies changes as [`apply`](Entries::apply) does, also beyond the limits of the use.
     pub(crate) fn apply_without_limits(&mut self, changes: Vec<KeyChange>) -> Result<()> {
-        let usage = self.usage_of(&changes)?;
-        self.apply_counted(changes, &usage)
+        let effects = self.effects_of(&changes)?;
+        self.apply_counted(changes, &effects)
     }
 
-    /// Applies changes, and counts the changes of the use that they make.
-    fn apply_counted(&mut self, changes: Vec<KeyChange>, usage: &UsageChanges) -> Result<()> {
+    /// Applies changes that have these effects.
+    fn apply_counted(&mut self, changes: Vec<KeyChange>, effects: &Effects) -> Result<()> {
         let dirs: Vec<u64> = changes.iter().filter_map(|(key, _)| dir_of(key)).collect();
         self.reservations.check(None, &dirs)?;
         if self.entries >= ENTRIES_MAX || self.entries_bytes >= ENTRIES_BYTES_MAX {
@@ -934,7 +954,7 @@ impl Image {
         }
         let (entries, bytes) = (changes.len(), sizes(&changes));
         let mut commit = Commit::with_capacity(changes.len());
-        let usage = usage.applied_to(&self.usage);
+        let usage = effects.usage.applied_to(&self.usage);
         for change in changes {
             put_entry(&mut commit, change);
         }
@@ -943,20 +963,20 @@ impl Image {
         self.usage.set(&usage);
         // A key that is changed again counts twice: the numbers are upper bounds.
         (self.entries, self.entries_bytes) = (self.entries + entries, self.entries_bytes + bytes);
-        self.note_changes(dirs);
+        self.note_changes(&dirs, &effects.changed_accesses);
         Ok(())
     }
 
-    fn note_changes(&mut self, dirs: impl IntoIterator<Item = u64>) {
-        if self.changed_dirs.len() >= CHANGED_DIRS_MAX {
+    fn note_changes(&mut self, dirs: &[u64], accesses: &[u64]) {
+        if self.changed_dirs.len() + self.changed_accesses.len() >= CHANGED_DIRS_MAX {
             // A verification that began earlier is repeated.
             self.changed_dirs.clear();
+            self.changed_accesses.clear();
             self.forgotten = self.change;
         }
         self.change += 1;
-        for dir in dirs {
-            self.changed_dirs.insert(dir, self.change);
-        }
+        self.changed_dirs.extend(dirs.iter().map(|dir| (*dir, self.change)));
+        self.changed_accesses.extend(accesses.iter().map(|dir| (*dir, self.change)));
     }
 }
 
@@ -986,9 +1006,9 @@ impl Entries for Image {
 
     fn apply(&mut self, changes: Vec<KeyChange>) -> Result<()> {
         self.check_partitions(&changes)?;
-        let usage = self.usage_of(&changes)?;
-        self.check_limits(None, &usage)?;
-        self.apply_counted(changes, &usage).map_err(of_file_system)
+        let effects = self.effects_of(&changes)?;
+        self.check_limits(None, &effects.usage)?;
+        self.apply_counted(changes, &effects).map_err(of_file_system)
     }
 
     fn new_inode(&mut self) -> Result<u64> {
@@ -1008,6 +1028,18 @@ impl Entries for Image {
 
     fn quota(&self) -> Option<Quota> {
         Some(self.limits.quota_of_store(&self.usage))
+    }
+}
+
+/// Returns whether a change of the inode of a directory can change the access of a user to the
+/// directory or to directories below it.
+fn is_access_changed(before: Option<&Entry>, after: Option<&Entry>) -> bool {
+    let attributes = |inode: &Inode| (inode.number, inode.mode, inode.uid, inode.gid);
+    match (before, after) {
+        (Some(Entry::Inode(before)), Some(Entry::Inode(after))) => {
+            attributes(before) != attributes(after) || before.content != after.content
+        }
+        (before, after) => before.is_some() || after.is_some(),
     }
 }
 

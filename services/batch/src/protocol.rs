@@ -18,7 +18,7 @@ use crate::verdict::VERDICT_BYTES_MAX;
 
 /// The version of the protocol, and of the rules of the verification: an auxiliary server must not
 /// verify the batches of a primary server that has other rules.
-pub const PROTOCOL: u32 = 7;
+pub const PROTOCOL: u32 = 8;
 /// The largest length of the target of a symbolic link on Linux, in bytes.
 const TARGET_BYTES_MAX: usize = 4095;
 /// The largest length of the name of a batch, in bytes.

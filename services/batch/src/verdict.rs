@@ -26,6 +26,9 @@ pub struct Verdict {
     pub(crate) conflicts: Conflicts,
     /// The directories that the verification has read from the current image, in ascending order.
     pub(crate) dirs: Vec<u64>,
+    /// The directories of which it has only read the attributes that decide about the access to
+    /// them, in ascending order.
+    pub(crate) accesses: Vec<u64>,
 }
 
 /// The fields of an encoded verdict.
@@ -40,6 +43,7 @@ struct Encoded {
     /// Lists of directories: the first number, and the differences between adjacent ones.
     changed_dirs: Vec<u64>,
     dirs: Vec<u64>,
+    accesses: Vec<u64>,
     /// The changes of the use of users, in the order of the users.
     usage: UsageChanges,
 }
@@ -73,6 +77,7 @@ impl Verdict {
             conflict_tables: self.conflicts.tables.clone(),
             changed_dirs: differences(&self.addition.changed_dirs),
             dirs: differences(&self.dirs),
+            accesses: differences(&self.accesses),
             usage: self.addition.usage.clone().unwrap_or_default(),
         };
         let bytes = postcard::to_stdvec(&encoded).expect("a verdict has no value that postcard refuses");
@@ -114,6 +119,7 @@ impl Verdict {
             entries,
             conflicts: Conflicts { count: conflicts, tables: conflict_tables },
             dirs: numbers(&encoded.dirs)?,
+            accesses: numbers(&encoded.accesses)?,
         };
         // Numbers have several encodings, of which only the shortest is accepted.
         match verdict.encode(encoded.batch).is_ok_and(|encoded| encoded == bytes) {
@@ -188,13 +194,14 @@ mod tests {
         // The example of docs/formats/batch-protocol.md, for a batch without earlier parts.
         let no_changes = Addition { usage: Some(UsageChanges::default()), ..Addition::default() };
         let first = VerificationTask { conflicts: 0, ..task.clone() };
-        let example = Verdict::decode(&[3, 0, 0, 0, 0, 0, 1, 0, 0], &first).unwrap();
-        assert_eq!((example.dirs, example.addition), (vec![ROOT], no_changes.clone()));
+        let example = Verdict::decode(&[3, 0, 0, 0, 0, 0, 0, 1, 0, 0], &first).unwrap();
+        assert_eq!((example.accesses, example.addition), (vec![ROOT], no_changes.clone()));
         let empty = Verdict {
             addition: no_changes,
             entries: 0,
             conflicts: Conflicts { count: task.conflicts, tables: Vec::new() },
             dirs: Vec::new(),
+            accesses: Vec::new(),
         };
         assert_eq!(Verdict::decode(&empty.encode(task.record.number).unwrap(), &task).unwrap(), empty);
     }
@@ -229,6 +236,7 @@ mod tests {
                 }),
             ),
             ("directory occurs twice", reason(|encoded| encoded.dirs[1] = 0)),
+            ("directory occurs twice", reason(|encoded| encoded.accesses[1] = 0)),
             ("directory occurs twice", reason(|encoded| encoded.changed_dirs.push(0))),
             ("too large", reason(|encoded| encoded.dirs[1] = u64::MAX)),
         ] {

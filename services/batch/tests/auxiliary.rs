@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::sync::Mutex;
 
 use quell_batch_service::{
-    Auxiliary, BatchRecord, BatchState, Certificate, ROOT, TableFiles, Verdict, VerificationTask, verify_task,
+    Auxiliary, BatchRecord, BatchState, Certificate, InodeChange, Place, ROOT, TableFiles, Verdict,
+    VerificationTask, verify_task,
 };
 use quell_testkit::Random;
-use quell_vfs::{ErrorKind, Result};
+use quell_vfs::{ErrorKind, Rename, Result};
 
 use stores::operations::operation;
-use stores::{Fixture, Open, UnsyncedFiles, make_dir, make_file, tables, tree};
+use stores::{Fixture, LATER, Open, UnsyncedFiles, make_dir, make_file, tables, tree};
 
 /// A function of the number of the verification and its task.
 type Meanwhile<'a> = dyn Fn(u64, &VerificationTask) + Send + Sync + 'a;
@@ -129,6 +130,40 @@ fn a_batch_whose_directories_change_is_verified_again_and_at_last_under_the_lock
         assert_eq!(tree(&*master).len(), expected, "{changes} changes");
         fixture.check(&format!("{changes} changes"));
     }
+}
+
+#[test]
+fn a_verification_depends_on_the_permissions_of_the_directories_above_and_not_on_their_names() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let above = make_dir(&*master, ROOT, "above");
+    let dir = make_dir(&*master, above, "dir");
+    let change = |dir: u64, change: InodeChange| {
+        master.change((dir, &Place::Dir(dir)), &change, LATER).unwrap();
+    };
+    let verifications = |name: &str, meanwhile: &(dyn Fn() + Sync)| {
+        let batch = fixture.begin_as(stores::USER, dir, false).unwrap();
+        make_file(&batch.names, dir, name);
+        let certificate = fixture.certificate(&batch);
+        let (record, verifications) = commit(&fixture, &batch, &certificate, |number, _| {
+            if number == 1 {
+                meanwhile();
+            }
+        });
+        record.unwrap();
+        fixture.check(name);
+        verifications
+    };
+    let other = || drop(make_file(&*master, above, "other"));
+    assert_eq!(verifications("create", &other), 1);
+    let root = || drop(make_file(&*master, ROOT, "other"));
+    assert_eq!(verifications("create in the root directory", &root), 1);
+    let mode = || change(above, InodeChange { permissions: Some(0o711), ..InodeChange::default() });
+    assert_eq!(verifications("mode", &mode), 2);
+    let owner = || change(above, InodeChange { uid: Some(7), ..InodeChange::default() });
+    assert_eq!(verifications("owner", &owner), 2);
+    let moved = || drop(master.rename((ROOT, b"above"), (ROOT, b"moved"), Rename::Keep, LATER).unwrap());
+    assert_eq!(verifications("rename", &moved), 2);
 }
 
 #[test]

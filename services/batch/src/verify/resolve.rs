@@ -113,14 +113,17 @@ impl Pass<'_> {
         let mut usage = std::mem::take(&mut self.usage);
         usage.remove_unchanged();
         let mut dirs = std::mem::take(&mut self.dirs);
-        dirs.extend(self.accesses.read_dirs());
         dirs.sort_unstable();
         dirs.dedup();
+        let mut accesses = self.accesses.read_dirs();
+        accesses.retain(|dir| dirs.binary_search(dir).is_err());
+        accesses.sort_unstable();
         Ok(Verdict {
             addition: Addition { tables, changed_dirs, usage: Some(usage) },
             entries: self.entries,
             conflicts: self.conflicts.finish()?,
             dirs,
+            accesses,
         })
     }
 
