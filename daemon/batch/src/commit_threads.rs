@@ -1,5 +1,6 @@
-//! The threads that verify and commit batches, and resolve their conflicts. This can last for
-//! minutes, so it must not occupy a thread that executes the operations of mounts. One user other
+//! The threads that verify and commit batches, resolve their conflicts, and merge the tables of the
+//! image. This can last for minutes, so it must not occupy a thread that executes the operations of
+//! mounts. One user other
 //! than the owner of the store occupies at most half of these threads.
 
 use std::io;
@@ -35,6 +36,10 @@ struct State {
     has_submitted: bool,
     /// A thread commits submitted batches. Others would wait for it.
     is_committing_submitted: bool,
+    /// Whether tables are to be merged, and no thread has begun to do so.
+    needs_merge: bool,
+    /// A thread merges tables. Others have nothing to do then.
+    is_merging: bool,
     is_ending: bool,
 }
 
@@ -44,12 +49,18 @@ enum Work {
     Request(Option<u32>, Taken<Requester>),
     /// The commit of all batches that were submitted.
     Submitted,
+    /// A merge of tables.
+    Merge,
 }
 
 impl State {
     /// Returns whether a thread is to commit the submitted batches.
     fn should_commit_submitted(&self) -> bool {
         self.has_submitted && !self.is_committing_submitted
+    }
+
+    fn should_merge(&self) -> bool {
+        self.needs_merge && !self.is_merging
     }
 }
 
@@ -59,6 +70,8 @@ impl CommitQueue {
             waiting: FairQueue::new(threads),
             has_submitted: false,
             is_committing_submitted: false,
+            needs_merge: false,
+            is_merging: false,
             is_ending: false,
         };
         CommitQueue { state: Mutex::new(state), added: Condvar::new() }
@@ -89,11 +102,22 @@ impl CommitQueue {
         self.added.notify_one();
     }
 
+    /// Makes a thread merge the tables of the image.
+    pub(crate) fn merge_tables(&self) {
+        let mut state = lock(&self.state);
+        if state.needs_merge || state.is_ending {
+            return;
+        }
+        state.needs_merge = true;
+        drop(state);
+        self.added.notify_one();
+    }
+
     /// Makes the threads end after the requests that they execute now, and returns the requests
     /// that wait for a thread. Later requests are refused.
     fn close(&self) -> Vec<Refused> {
         let mut state = lock(&self.state);
-        (state.is_ending, state.has_submitted) = (true, false);
+        (state.is_ending, state.has_submitted, state.needs_merge) = (true, false, false);
         let waiting = state.waiting.drain();
         drop(state);
         self.added.notify_all();
@@ -103,7 +127,8 @@ impl CommitQueue {
     /// Waits for work, and returns it. `None` after `close`.
     fn next(&self) -> Option<Work> {
         let is_waiting = |state: &mut State| {
-            !state.waiting.is_ready() && !state.should_commit_submitted() && !state.is_ending
+            let has_work = state.should_commit_submitted() || state.should_merge();
+            !state.waiting.is_ready() && !has_work && !state.is_ending
         };
         let waited = self.added.wait_while(lock(&self.state), is_waiting);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
@@ -111,12 +136,25 @@ impl CommitQueue {
             (state.has_submitted, state.is_committing_submitted) = (false, true);
             return Some(Work::Submitted);
         }
-        state.waiting.take().map(|(user, request)| Work::Request(user, request))
+        if let Some((user, request)) = state.waiting.take() {
+            return Some(Work::Request(user, request));
+        }
+        if state.should_merge() {
+            (state.needs_merge, state.is_merging) = (false, true);
+            return Some(Work::Merge);
+        }
+        None
     }
 
     /// Records that a thread has committed the submitted batches.
     fn record_submitted_committed(&self) {
         lock(&self.state).is_committing_submitted = false;
+        self.added.notify_all();
+    }
+
+    /// Records that a thread has merged tables.
+    fn record_merged(&self) {
+        lock(&self.state).is_merging = false;
         self.added.notify_all();
     }
 
@@ -198,6 +236,13 @@ fn run(store: &ServedStore, queue: &CommitQueue) {
                 if store.has_submitted() {
                     queue.commit_submitted();
                 }
+                if store.needs_merge() {
+                    queue.merge_tables();
+                }
+            }
+            Work::Merge => {
+                store.merge_tables();
+                queue.record_merged();
             }
             // The next request that needs the image tries again, and gets the error.
             Work::Submitted => {

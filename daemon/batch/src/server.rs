@@ -86,6 +86,9 @@ impl Service for Requests {
             }
             let Taken { request, rights, reply } = taken;
             reply.send(self.store.execute(&rights, &request.bytes, request.reply_bytes_max));
+            if self.store.needs_merge() {
+                self.commits.merge_tables();
+            }
         }
     }
 

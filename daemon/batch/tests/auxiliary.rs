@@ -141,6 +141,23 @@ fn begin_in(served: &Served, dir: &str, name: &str) -> OpenBatch {
 }
 
 #[test]
+fn a_thread_of_the_server_merges_the_tables_of_batches() {
+    let served = Served::start(false);
+    for number in 0..12 {
+        let batch = begin_named(&served, &format!("file{number}"));
+        assert_eq!(batch.commit(LONG).unwrap().state, committed(1));
+    }
+    let tables = || {
+        let names = std::fs::read_dir(served.path().join("tables")).unwrap();
+        names
+            .filter(|name| name.as_ref().unwrap().path().extension().is_some_and(|end| end == "table"))
+            .count()
+    };
+    wait_until(|| tables() < 12);
+    check(served);
+}
+
+#[test]
 fn a_batch_that_an_auxiliary_server_refuses_is_not_committed() {
     let served = Served::start(false);
     let ended = with_auxiliary(&served, || {

@@ -317,6 +317,9 @@ impl AuxiliaryServers {
                 let Work::Idle(reply, _) = work else { return None };
                 return Some((*client, server.name.clone(), reply));
             }
+            if now >= end && limit.is_zero() {
+                return None;
+            }
             if now >= end {
                 drop(state);
                 tracing::warn!(

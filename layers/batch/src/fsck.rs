@@ -204,6 +204,12 @@ fn rebuild(dir: &StoreDir) -> Result<OpenKeys> {
     Ok(keys)
 }
 
+/// Returns whether the error of an open can be caused by the user to whom a file belongs.
+fn is_users_change(error: ErrorKind) -> bool {
+    use ErrorKind::{InvalidInput, NotADirectory, NotFound, PermissionDenied};
+    matches!(error, NotFound | InvalidInput | NotADirectory | PermissionDenied)
+}
+
 /// Checks that the data files of all inodes exist.
 fn check_data(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> Result<()> {
     let mut missing: HashSet<DataFile> = HashSet::new();
@@ -228,8 +234,9 @@ fn check_data(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> Resu
                 Ok(_) => {
                     missing.remove(&file);
                 }
-                // Another object has the place of the file.
-                Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::InvalidInput) => {}
+                // The user of the file has removed or replaced it, or withdrawn the permission to
+                // read it.
+                Err(error) if is_users_change(error.kind) => {}
                 Err(error) => return Err(error),
             }
         }

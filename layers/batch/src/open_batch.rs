@@ -262,8 +262,8 @@ impl OpenBatch {
     fn submit(&self) -> Result<()> {
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
         let names = read_lock(&self.names);
-        let (store, form) = (self.store_number, self.proof);
-        let certificate = names.0.submit(store, &self.record, &*self.tables, form, attempt)?;
+        let store = self.store_number;
+        let certificate = names.0.submit(store, &self.record, &*self.tables, self.proof, attempt)?;
         if self.dir.is_private() {
             let data = self.dir.data_of(self.record.number)?;
             *lock(&self.changed_readers) = data.restrict_earlier(&names)?;

@@ -89,8 +89,10 @@ pub struct ServedStore {
 }
 
 impl ServedStore {
-    /// Serves a store.
+    /// Serves a store. Requests merge no tables of the image: a thread of the server must call
+    /// [`merge_tables`](Self::merge_tables) when [`needs_merge`](Self::needs_merge) returns true.
     pub fn new(store: BatchStore) -> ServedStore {
+        store.primary().merge_separately();
         ServedStore {
             store,
             requests: [const { AtomicU64::new(0) }; KINDS.len()],
@@ -163,6 +165,19 @@ impl ServedStore {
     /// Returns whether clients have submitted batches that are not committed or refused yet.
     pub fn has_submitted(&self) -> bool {
         self.committed.load(Ordering::Acquire) < self.submitted.load(Ordering::Acquire)
+    }
+
+    /// Returns whether tables of the image can be merged.
+    pub fn needs_merge(&self) -> bool {
+        self.store.primary().needs_merge()
+    }
+
+    /// Merges tables of the image, while requests are executed. After an error the image is as
+    /// before, and the next table that is added makes another merge necessary.
+    pub fn merge_tables(&self) {
+        if let Err(error) = self.store.primary().merge_tables() {
+            tracing::warn!(%error, "tables of the store were not merged");
+        }
     }
 
     /// Commits the batches that were submitted. Requests that use the image wait meanwhile.

@@ -643,7 +643,7 @@ impl BatchDir {
 pub(crate) fn write_certificate(files: &PosixDir, bytes: &[u8], access: &FileAccess) -> Result<()> {
     if bytes.len() > CERTIFICATE_BYTES_MAX {
         let reason = "the batch has changed entries in more existing directories than a certificate can list; \
-                      commit it with --proof log";
+                      a mount or program with --proof log needs no such list";
         let error = Error::new(ErrorKind::NoSpace, "write", "the certificate");
         return Err(Error { source: Some(reason.into()), ..error });
     }

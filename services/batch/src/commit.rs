@@ -202,7 +202,7 @@ pub(crate) fn commit(
     if let (Some(_), BatchState::Submitted { .. }) = (marker, &records.batch.state) {
         return Err(ended("it is submitted, so it is committed without a transaction of blobs"));
     }
-    image.compact()?;
+    image.merge_after_operation();
     let (reads, now) = (rules.reads_of(&records.batch.caller), || (rules.clock)().into());
     for _ in 0..REPETITIONS {
         // The verification needs no lock: the tables of the image never change.

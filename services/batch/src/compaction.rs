@@ -25,9 +25,10 @@ pub(crate) struct TableRange<'a> {
     pub(crate) last: &'a [u8],
 }
 
-/// Adjacent tables of a list of which no two can have the same key, and of two adjacent ones at
-/// least one is not small: for example the tables that one merge or one batch has written. A
-/// look-up reads at most one of them.
+/// Adjacent tables of a list of which no two can have the same key, for example the tables that one
+/// merge or one batch has written. A look-up reads at most one of them. Of two adjacent tables, at
+/// least one has half of the size at which a table is ended: otherwise thousands of small tables
+/// could be in one run, and would never be merged.
 struct Run<'a> {
     tables: usize,
     range: TableRange<'a>,
@@ -88,7 +89,6 @@ pub(crate) struct Compaction {
     pub(crate) is_oldest: bool,
     /// The directory of the image's tables.
     pub(crate) files: Arc<dyn TableFiles>,
-    pub(crate) _pins: TablePins,
 }
 
 /// Tables that a merge has written.
@@ -103,20 +103,28 @@ impl Compaction {
     /// Merges the tables. `reserve` reserves the number of a new table.
     ///
     /// # Errors
-    /// The errors of files and of `reserve`. Then new tables may remain, which are garbage.
+    /// The errors of files and of `reserve`. Then the new tables are removed.
     pub(crate) fn merge(
         &self,
         reserve: &mut dyn FnMut() -> Result<(u64, TablePins)>,
     ) -> Result<MergedTables> {
         let files = &*self.files;
-        let mut pins = Vec::new();
-        let tables = merge(files, self.sources.sources().collect(), self.is_oldest, &mut || {
+        let (mut numbers, mut pins) = (Vec::new(), Vec::new());
+        let merged = merge(files, self.sources.sources().collect(), self.is_oldest, &mut || {
             let (number, pin) = reserve()?;
+            numbers.push(number);
             pins.push(pin);
             Ok((number, TableWriter::new(files.create(number)?)))
-        })?;
-        files.sync()?;
-        Ok(MergedTables { tables, _pins: pins })
+        });
+        let merged = merged.and_then(|tables| files.sync().map(|()| tables));
+        match merged {
+            Ok(tables) => Ok(MergedTables { tables, _pins: pins }),
+            Err(error) => {
+                // A table that remains is removed as garbage.
+                numbers.into_iter().for_each(|number| drop(files.remove(number)));
+                Err(error)
+            }
+        }
     }
 }
 

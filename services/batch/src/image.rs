@@ -10,7 +10,7 @@ use quell_kv::{Batch as Commit, KeyRange, KeyValue};
 use quell_vfs::{Error, ErrorKind, NewEntry, Result, Time};
 
 use crate::batch::{BatchRecord, BatchState};
-use crate::compaction::{Compaction, TableRange, are_too_many, tables_to_merge};
+use crate::compaction::{Compaction, MergedTables, TableRange, are_too_many, tables_to_merge};
 use crate::entries::{Entries, KeyChange};
 use crate::entry::{Entry, Inode, LINKED, damaged};
 use crate::files::TableFiles;
@@ -78,7 +78,10 @@ pub struct Image {
     limits: Limits,
     /// The partitions of directories that partition servers have.
     assignments: Assignments,
+    /// Set when there are tables to merge.
     is_compaction_due: Arc<AtomicBool>,
+    /// Whether a thread is merging tables.
+    is_being_merged: bool,
 }
 
 impl std::fmt::Debug for Image {
@@ -235,6 +238,7 @@ impl Image {
             assignments,
             description,
             is_compaction_due: Arc::default(),
+            is_being_merged: false,
         };
         image.note_new_tables();
         image.refresh_copy()?;
@@ -573,6 +577,7 @@ impl Image {
         }
         self.store_description(description, commit)?;
         self.tables = tables;
+        self.note_new_tables();
         self.store.sync()?;
         self.assignments.remove(assignment);
         self.note_changes(&[dir], &[]);
@@ -756,10 +761,10 @@ impl Image {
             delete_prepared_usage(&mut commit, number);
         }
         self.store_description(description, commit)?;
-        self.store.sync()?;
         self.tables = tables;
         self.note_new_tables();
         self.note_changes(&dirs, &dirs);
+        self.store.sync()?;
         if let Some(number) = number {
             self.reservations.remove(number);
         }
@@ -820,23 +825,29 @@ impl Image {
 
     /// Begins to merge tables; `None` if there are few. The merge needs no lock of the image:
     /// tables do not change.
-    pub(crate) fn begin_compaction(&self) -> Option<Compaction> {
+    pub(crate) fn begin_compaction(&mut self) -> Option<Compaction> {
         let count = tables_to_merge(self.table_ranges());
+        self.is_being_merged = count > 0;
         let tables = self.description.tables[..count].to_vec();
-        let pins = self.pin_tables(tables.iter().map(|table| table.number));
         let (is_oldest, sources) = (count == self.description.tables.len(), self.tables.newest(count));
-        (count > 0).then(|| Compaction { tables, sources, is_oldest, files: self.files.clone(), _pins: pins })
+        (count > 0).then(|| Compaction { tables, sources, is_oldest, files: self.files.clone() })
     }
 
-    /// Replaces the tables that were merged. Newer tables may have been added meanwhile. If another
-    /// thread has merged the tables meanwhile, nothing is changed.
+    /// Ends a merge: replaces the tables that were merged. Newer tables may have been added
+    /// meanwhile.
     ///
     /// # Errors
-    /// The errors of files and commits. Then the image is as before.
-    pub(crate) fn end_compaction(&mut self, compaction: &Compaction, written: Vec<TableRef>) -> Result<()> {
-        let merged = &compaction.tables;
+    /// The error of the merge; the errors of files and commits. Then the image is as before.
+    pub(crate) fn end_compaction(
+        &mut self,
+        compaction: &Compaction,
+        merged: Result<MergedTables>,
+    ) -> Result<()> {
+        self.is_being_merged = false;
+        let merged_tables = merged?;
+        let (written, merged) = (merged_tables.tables.clone(), &compaction.tables);
         let at = self.description.tables.windows(merged.len()).position(|tables| tables == merged);
-        let Some(at) = at else { return Ok(()) };
+        let at = at.ok_or_else(|| damaged("the list of tables"))?;
         let mut tables = self.tables.without_newest(at + merged.len());
         for table in written.iter().rev() {
             tables.add(open_table(&*self.files, &self.cache, table)?);
@@ -846,27 +857,26 @@ impl Image {
         description.tables.splice(at..at + merged.len(), written);
         self.write_copy(&description, &[])?;
         self.store_description(description, Commit::new())?;
-        // The new list must survive a power failure before the old tables are removed.
-        self.store.sync()?;
         self.tables = tables;
-        Ok(())
+        // The new list must survive a power failure before the old tables are removed.
+        self.store.sync()
     }
 
-    /// Merges tables with the lock of the image if look-ups have become slow, because no thread has
-    /// merged them without the lock, or a merge has failed.
+    /// Merges tables with the lock of the image if look-ups have become slow and no thread is
+    /// merging without the lock, for example because such merges have failed.
     ///
     /// # Errors
     /// The errors of files and commits. Then the image is as before.
     fn compact_if_too_many(&mut self) -> Result<()> {
-        if !are_too_many(self.table_ranges()) {
+        if self.is_being_merged || !are_too_many(self.table_ranges()) {
             return Ok(());
         }
         let Some(compaction) = self.begin_compaction() else { return Ok(()) };
-        let written = compaction.merge(&mut || {
+        let merged = compaction.merge(&mut || {
             let number = self.reserve_tables(1)?;
             Ok((number, self.pin_tables([number])))
-        })?;
-        self.end_compaction(&compaction, written.tables)?;
+        });
+        self.end_compaction(&compaction, merged)?;
         drop(compaction);
         self.unused_tables()?.into_iter().try_for_each(|number| self.files.remove(number))
     }

@@ -82,9 +82,17 @@ pub struct PartitionCounters {
 pub(crate) struct MasterImage {
     names: Arc<RwLock<Names<Image>>>,
     division: Option<Arc<Division>>,
-    is_compaction_due: Arc<AtomicBool>,
+    merges: Arc<Merges>,
+}
+
+/// The merges of tables.
+struct Merges {
+    /// Whether there are tables to merge.
+    is_due: Arc<AtomicBool>,
     /// Held by the thread that merges tables.
-    compacting: Arc<Mutex<()>>,
+    running: Mutex<()>,
+    /// Whether operations leave merges to another thread.
+    are_separate: AtomicBool,
 }
 
 /// The division of directories into partitions.
@@ -123,9 +131,10 @@ impl std::fmt::Debug for MasterImage {
 
 impl MasterImage {
     pub(crate) fn new(image: Image) -> MasterImage {
-        let is_compaction_due = image.compaction_due().clone();
+        let is_due = image.compaction_due().clone();
+        let merges = Merges { is_due, running: Mutex::default(), are_separate: AtomicBool::new(false) };
         let names = Arc::new(RwLock::new(Names(image)));
-        MasterImage { names, division: None, is_compaction_due, compacting: Arc::default() }
+        MasterImage { names, division: None, merges: Arc::new(merges) }
     }
 
     /// Sets the partition servers. A directory is divided after `creations` creations in it; 0:
@@ -168,35 +177,48 @@ impl MasterImage {
         write_lock(&self.names)
     }
 
-    /// Merges tables if there are many. Other operations continue meanwhile, and other threads do
-    /// not wait for the end.
+    /// Makes operations leave merges of tables to a thread that calls [`merge`](Self::merge) when
+    /// [`needs_merge`](Self::needs_merge) returns true. Otherwise the operation that has added a
+    /// table merges.
+    pub(crate) fn merge_separately(&self) {
+        self.merges.are_separate.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether an operation has added a table, and tables can be merged.
+    pub(crate) fn needs_merge(&self) -> bool {
+        self.merges.is_due.load(Ordering::Relaxed)
+    }
+
+    /// Merges tables if there are many. Other operations continue meanwhile, and other threads that
+    /// call this do not wait for the end.
     ///
     /// # Errors
     /// The errors of files and commits. Then the image is as before.
-    pub(crate) fn compact(&self) -> Result<()> {
-        let Some(_one) = try_lock(&self.compacting) else { return Ok(()) };
-        self.is_compaction_due.store(false, Ordering::Relaxed);
-        let begun = self.read().0.begin_compaction();
+    pub(crate) fn merge(&self) -> Result<()> {
+        let Some(_one) = try_lock(&self.merges.running) else { return Ok(()) };
+        self.merges.is_due.store(false, Ordering::Relaxed);
+        let begun = self.write().0.begin_compaction();
         let Some(compaction) = begun else { return Ok(()) };
         let merged = compaction.merge(&mut || {
             let image = &mut self.write().0;
             let number = image.reserve_tables(1)?;
             Ok((number, image.pin_tables([number])))
-        })?;
-        self.write().0.end_compaction(&compaction, merged.tables)?;
+        });
+        self.write().0.end_compaction(&compaction, merged)?;
         drop(compaction);
         let image = self.read();
         let (unused, files) = (image.0.unused_tables()?, image.0.files().clone());
         drop(image);
-        // No table gets a number that another one has had, so none of them is used again.
+        // Tables of open batches, which can be written again, are not among them.
         unused.into_iter().try_for_each(|number| files.remove(number))
     }
 
-    /// Merges tables if an operation has added one. That operation was successful, so an error is
-    /// not reported here: if the tables become too many, a later operation has to merge them.
-    pub(crate) fn compact_if_due(&self) {
-        if self.is_compaction_due.load(Ordering::Relaxed) {
-            let _ = self.compact();
+    /// Merges tables if an operation of this process has added one. The operation was successful,
+    /// so an error is not reported here: if there are too many tables, a later operation has to
+    /// merge them, and reports it.
+    pub(crate) fn merge_after_operation(&self) {
+        if self.needs_merge() && !self.merges.are_separate.load(Ordering::Relaxed) {
+            let _ = self.merge();
         }
     }
 
@@ -401,7 +423,7 @@ impl MasterImage {
                     _ => return Err(error),
                 },
                 done => {
-                    self.compact_if_due();
+                    self.merge_after_operation();
                     return done;
                 }
             }
@@ -602,11 +624,12 @@ mod tests {
     use crate::table_dir::TableDir;
 
     /// The tables in a directory. For each new table, it records whether no thread has the lock of
-    /// the image.
+    /// the image. The table of a merge can fail.
     struct ObservedFiles {
         dir: TableDir,
         image: OnceLock<MasterImage>,
         unlocked: Mutex<Vec<bool>>,
+        merges_fail: AtomicBool,
     }
 
     impl TableFiles for ObservedFiles {
@@ -617,7 +640,10 @@ mod tests {
         }
 
         fn sync_content(&self, number: u64, file: &File) -> Result<()> {
-            self.dir.sync_content(number, file)
+            match self.merges_fail.load(Ordering::Relaxed) && lock(&self.unlocked).last() == Some(&true) {
+                true => Err(Error::new(ErrorKind::NoSpace, "write a table", "")),
+                false => self.dir.sync_content(number, file),
+            }
         }
 
         fn open(&self, number: u64) -> Result<File> {
@@ -656,6 +682,7 @@ mod tests {
             dir: TableDir::new(OwnedFd::from(File::open(temp.path()).unwrap())),
             image: OnceLock::new(),
             unlocked: Mutex::default(),
+            merges_fail: AtomicBool::new(true),
         });
         let image = MasterImage::new(Image::open(store, files.clone()).unwrap());
         assert!(files.image.set(image.clone()).is_ok());
@@ -665,9 +692,18 @@ mod tests {
             image.write().0.snapshot().unwrap();
         }
         assert_eq!(std::mem::take(&mut *lock(&files.unlocked)), [false; 4]);
-        // A look-up is the next operation.
+        // A look-up is the next operation, and is successful also if the merge fails.
         assert!(image.lookup(ROOT, b"file0").unwrap().is_some());
-        assert_eq!(*lock(&files.unlocked), [true]);
+        assert_eq!(std::mem::take(&mut *lock(&files.unlocked)), [true]);
+        assert_eq!((image.read().0.tables().len(), files.list().unwrap().len()), (4, 4));
+        // The merge is repeated when there is another table.
+        assert!(image.lookup(ROOT, b"file0").unwrap().is_some());
+        assert_eq!(*lock(&files.unlocked), []);
+        files.merges_fail.store(false, Ordering::Relaxed);
+        image.create(ROOT, b"another", NewNode::File, new(), NOW).unwrap();
+        image.write().0.snapshot().unwrap();
+        assert!(image.lookup(ROOT, b"another").unwrap().is_some());
+        assert_eq!(*lock(&files.unlocked), [false, true]);
         assert_eq!(image.read().0.tables().len(), 1);
         assert_eq!(files.list().unwrap().len(), 1);
         for number in 0..4 {

@@ -122,6 +122,26 @@ impl Primary {
         Primary { image: self.image.with_servers(servers, creations, times_kept), ..self }
     }
 
+    /// Makes operations leave merges of tables to a thread that calls
+    /// [`merge_tables`](Self::merge_tables) when [`needs_merge`](Self::needs_merge) returns true.
+    pub fn merge_separately(&self) {
+        self.image.merge_separately();
+    }
+
+    /// Returns whether an operation has added a table, and tables can be merged.
+    pub fn needs_merge(&self) -> bool {
+        self.image.needs_merge()
+    }
+
+    /// Merges tables, while other operations continue.
+    ///
+    /// # Errors
+    /// The errors of files and commits. Then the image is as before, and a later operation, which
+    /// adds another table, repeats the merge.
+    pub fn merge_tables(&self) -> Result<()> {
+        self.image.merge()
+    }
+
     /// Returns the directories that have partitions.
     pub fn divided_dirs(&self) -> Vec<u64> {
         self.image.divided_dirs()
@@ -182,7 +202,6 @@ impl Primary {
     /// Returns the master image for a user whose client is not trusted. `stated` is the present
     /// time by the clock of the client, for a change of an inode.
     pub fn name_space_of(&self, caller: &BatchCaller, stated: Option<Time>) -> Arc<dyn NameSpace> {
-        self.image.compact_if_due();
         let reads = self.rules.reads_of(caller);
         Arc::new(UserNames::new(self.image.shared().clone(), caller.clone(), reads, stated))
     }

@@ -336,6 +336,33 @@ fn only_one_move_of_each_cycle_is_refused() {
 }
 
 #[test]
+fn a_chain_of_directories_is_not_reversed_if_its_end_cannot_be_moved() {
+    const DIRS: usize = 200;
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let name = |number: usize| format!("d{number}");
+    let mut dirs = vec![make_dir(&*master, ROOT, "top")];
+    for number in 0..DIRS {
+        dirs.push(make_dir(&*master, *dirs.last().unwrap(), &name(number)));
+    }
+    let batch = fixture.begin();
+    // The deepest directory becomes the highest one.
+    for number in (0..DIRS).rev() {
+        let to = if number == DIRS - 1 { dirs[0] } else { dirs[number + 2] };
+        let name = name(number);
+        let from = dirs[number];
+        batch.names.rename((from, name.as_bytes()), (to, name.as_bytes()), Rename::Keep, LATER).unwrap();
+    }
+    // The deepest directory cannot be moved, and then none of the others can.
+    make_file(&*master, dirs[0], &name(DIRS - 1));
+    let before = tree(&*master);
+    let conflicts = fixture.conflicts(&batch);
+    assert_eq!(conflicts.len(), DIRS);
+    assert_eq!(tree(&*master), before);
+    fixture.check("a reversed chain");
+}
+
+#[test]
 fn other_users_cannot_use_all_names_for_an_entry_in_conflict() {
     let fixture = Fixture::new();
     let master = fixture.master();

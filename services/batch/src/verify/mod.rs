@@ -98,6 +98,7 @@ pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
         facts: BTreeMap::new(),
         dir: None,
         dirs: Vec::new(),
+        dirs_on_paths: HashSet::new(),
         certified: 0,
         subdirs: HashMap::new(),
         patch: BTreeMap::new(),

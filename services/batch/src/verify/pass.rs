@@ -76,6 +76,8 @@ pub(super) struct Pass<'a> {
     pub(super) dir: Option<ExistingDir>,
     /// The directories of the snapshot that were read.
     pub(super) dirs: Vec<u64>,
+    /// The directories above moved directories, which are in `dirs` as well.
+    pub(super) dirs_on_paths: HashSet<u64>,
     /// The number of directories of the certificate that were checked.
     pub(super) certified: usize,
     /// The number of subdirectories that each directory of the snapshot has got or lost.
@@ -171,8 +173,9 @@ impl Pass<'_> {
     }
 
     /// Returns an unused name for an entry in conflict, and its key. The number in the name is that
-    /// of the conflict or one of the next; if these names are used, it is a random number, so that
-    /// other users cannot prevent a commit by creating all names that it could need.
+    /// of the conflict or one of the next. If these names are used, it is a number that other users
+    /// cannot predict, so that they cannot prevent a commit by creating all names that it could
+    /// need.
     fn free_name(&self, dir: u64, name: &[u8]) -> Result<(Vec<u8>, Key)> {
         const ATTEMPTS: u64 = 100;
         const IN_ORDER: u64 = 10;

@@ -304,8 +304,7 @@ impl Pass<'_> {
             if refused.is_empty() {
                 return Ok(());
             }
-            // Only inodes that depend on the refused ones can be refused next. So the work is
-            // proportional to the number of changes, also in a long chain of dependent renames.
+            // Only inodes that depend on the refused ones can be refused next.
             let mut next = BTreeSet::new();
             for (number, refusal) in refused {
                 let changed = inodes.get_mut(&number).expect("its changes were examined above");
@@ -514,15 +513,16 @@ impl Pass<'_> {
         })
     }
 
-    /// Returns moved directories that would be below themselves, one of each cycle, with the names
-    /// that their moves remove.
+    /// Returns moved directories that would be below themselves, with the names that their moves
+    /// remove. Without their moves, no directory is below itself. A move is also refused if another
+    /// change that depends on a refused one would break its cycle.
     fn dirs_below_themselves(
         &mut self,
         inodes: &BTreeMap<u64, Changed>,
     ) -> Result<Vec<(u64, (Name, ConflictReason))>> {
         let moves = |changed: &Changed| changed.refusal.is_none() && !changed.facts.added.is_empty();
-        let mut found = Vec::new();
-        // The number of directories above each directory that was visited.
+        let mut found: BTreeMap<u64, (Name, ConflictReason)> = BTreeMap::new();
+        // The number of directories above each directory whose path was followed to the root.
         let mut depths: HashMap<u64, usize> = HashMap::from([(ROOT, 0)]);
         for (number, changed) in inodes {
             if changed.before.kind()? != Kind::Dir || !moves(changed) {
@@ -536,21 +536,30 @@ impl Pass<'_> {
                     break *depth;
                 }
                 if let Some(position) = positions.get(&at) {
-                    let moved = path[*position..].iter().filter_map(|dir| {
+                    let moved = path[*position..].iter().filter(|dir| !found.contains_key(dir));
+                    let moved = moved.filter_map(|dir| {
                         Some((*dir, inodes.get(dir).filter(|changed| moves(changed))?.facts.removed.first()?))
                     });
                     let Some((lowest, RemovedName { dir, name, .. })) = moved.min_by_key(|(dir, _)| *dir)
                     else {
                         return Err(refused("a new directory is below itself"));
                     };
-                    found.push((lowest, ((*dir, name.clone()), ConflictReason::Cycle)));
-                    // The next call examines the directories again, without the cycle.
-                    break 0;
+                    found.insert(lowest, ((*dir, name.clone()), ConflictReason::Cycle));
+                    // The path continues above the present place of this directory.
+                    let kept = positions[&lowest] + 1;
+                    for dir in path.drain(kept..) {
+                        positions.remove(&dir);
+                    }
+                    at = self.dir_above(lowest)?;
+                    continue;
                 }
-                self.dirs.push(at);
+                if self.dirs_on_paths.insert(at) {
+                    self.dirs.push(at);
+                }
                 positions.insert(at, path.len());
                 path.push(at);
-                at = match inodes.get(&at).filter(|changed| moves(changed)) {
+                let moved = inodes.get(&at).filter(|changed| moves(changed) && !found.contains_key(&at));
+                at = match moved {
                     Some(changed) => changed.facts.added[0].0,
                     None => self.dir_above(at)?,
                 };
@@ -563,7 +572,7 @@ impl Pass<'_> {
                 return Err(refused("a directory is too deep"));
             }
         }
-        Ok(found)
+        Ok(found.into_iter().collect())
     }
 
     /// Returns the directory that contains a directory which is new, or which is not moved.
