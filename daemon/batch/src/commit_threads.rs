@@ -1,7 +1,6 @@
 //! The threads that verify and commit batches, resolve their conflicts, and merge the tables of the
 //! image. This can last for minutes, so it must not occupy a thread that executes the operations of
-//! mounts. One user other
-//! than the owner of the store occupies at most half of these threads.
+//! mounts. One user other than the owner of the store occupies at most half of these threads.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -59,6 +58,7 @@ impl State {
         self.has_submitted && !self.is_committing_submitted
     }
 
+    /// Returns whether a thread is to merge tables.
     fn should_merge(&self) -> bool {
         self.needs_merge && !self.is_merging
     }
@@ -236,9 +236,6 @@ fn run(store: &ServedStore, queue: &CommitQueue) {
                 if store.has_submitted() {
                     queue.commit_submitted();
                 }
-                if store.needs_merge() {
-                    queue.merge_tables();
-                }
             }
             Work::Merge => {
                 store.merge_tables();
@@ -249,6 +246,9 @@ fn run(store: &ServedStore, queue: &CommitQueue) {
                 let _ = store.commit_submitted();
                 queue.record_submitted_committed();
             }
+        }
+        if store.needs_merge() {
+            queue.merge_tables();
         }
     }
 }

@@ -317,16 +317,15 @@ impl AuxiliaryServers {
                 let Work::Idle(reply, _) = work else { return None };
                 return Some((*client, server.name.clone(), reply));
             }
-            if now >= end && limit.is_zero() {
-                return None;
-            }
             if now >= end {
                 drop(state);
-                tracing::warn!(
-                    batch,
-                    limit_s = limit.as_secs(),
-                    "no auxiliary server became idle within the limit"
-                );
+                if !limit.is_zero() {
+                    tracing::warn!(
+                        batch,
+                        limit_s = limit.as_secs(),
+                        "no auxiliary server became idle within the limit"
+                    );
+                }
                 return None;
             }
             state = self.wait(state, end);

@@ -122,8 +122,8 @@ impl PartitionedClient {
         }
     }
 
-    /// Returns the attributes of a divided directory from a partition server. `None` if the primary
-    /// server must be requested.
+    /// Returns the attributes of a divided directory from a partition server. `None` if the request
+    /// must be sent to the primary server.
     fn attributes(&self, request: &Request) -> Option<Reply> {
         let (dir, server) = lock(&self.known).server_of_attributes(request)?;
         let find = Request::Find { number: dir, place: Place::Dir(dir) };

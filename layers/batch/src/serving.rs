@@ -263,16 +263,9 @@ impl ServedStore {
                 Reply::Batches { batches, is_last }
             }
             Request::Conflicts { batch, from } => {
-                let (mut conflicts, mut bytes, mut is_last) = (Vec::new(), 0, true);
-                self.store.primary().conflicts_from(batch, from, &mut |conflict| {
-                    is_last = bytes < LISTED_BYTES;
-                    if is_last {
-                        bytes += encode(&conflict).len();
-                        conflicts.push(conflict);
-                    }
-                    Ok(is_last)
-                })?;
-                Reply::Conflicts { conflicts, is_last }
+                let mut page = Page::new();
+                self.store.primary().conflicts_from(batch, from, &mut |conflict| Ok(page.add(conflict)))?;
+                Reply::Conflicts { conflicts: page.items, is_last: page.is_last }
             }
             Request::Record { batch } => Reply::Begun(self.store.primary().watchable_batch(batch)?),
             Request::Entries { batch, dir, of } => {
@@ -429,15 +422,39 @@ fn with_subject(error: Error) -> Error {
 }
 
 /// Returns the first items that fit into a reply, and whether they are all items.
-fn page<T: Serialize>(mut items: impl Iterator<Item = T>) -> (Vec<T>, bool) {
-    let (mut page, mut page_bytes) = (Vec::new(), 0);
-    while page_bytes < LISTED_BYTES {
-        let Some(item) = items.next() else { return (page, true) };
-        page_bytes += encode(&item).len();
-        page.push(item);
+fn page<T: Serialize>(items: impl Iterator<Item = T>) -> (Vec<T>, bool) {
+    let mut page = Page::new();
+    for item in items {
+        if !page.add(item) {
+            break;
+        }
     }
-    let is_last = items.next().is_none();
-    (page, is_last)
+    (page.items, page.is_last)
+}
+
+/// A part of a list.
+struct Page<T> {
+    items: Vec<T>,
+    /// The encoded length of the items, in bytes.
+    bytes: usize,
+    /// Whether the list has no further items.
+    is_last: bool,
+}
+
+impl<T: Serialize> Page<T> {
+    fn new() -> Page<T> {
+        Page { items: Vec::new(), bytes: 0, is_last: true }
+    }
+
+    /// Adds the next item of the list. Returns false if the page is full, and has no place for it.
+    fn add(&mut self, item: T) -> bool {
+        self.is_last = self.bytes < LISTED_BYTES;
+        if self.is_last {
+            self.bytes += encode(&item).len();
+            self.items.push(item);
+        }
+        self.is_last
+    }
 }
 
 /// Returns whether the reply to a request depends on the changes of submitted batches.

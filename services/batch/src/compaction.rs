@@ -44,16 +44,15 @@ fn runs<'a>(tables: impl Iterator<Item = TableRange<'a>>) -> Vec<Run<'a>> {
             let is_separate = table.first > run.range.last || table.last < run.range.first;
             is_separate && table.bytes.max(run.last_bytes) >= TABLE_BYTES / 2
         });
-        let last_bytes = table.bytes;
         match run {
             Some(run) => {
                 run.tables += 1;
                 run.range.bytes += table.bytes;
                 run.range.first = run.range.first.min(table.first);
                 run.range.last = run.range.last.max(table.last);
-                run.last_bytes = last_bytes;
+                run.last_bytes = table.bytes;
             }
-            None => runs.push(Run { tables: 1, range: table, last_bytes }),
+            None => runs.push(Run { tables: 1, last_bytes: table.bytes, range: table }),
         }
     }
     runs
@@ -169,7 +168,7 @@ pub(crate) fn merge(
 mod tests {
     use super::*;
 
-    /// A table that has these keys, and a byte for each of them.
+    /// The keys of a table.
     type Keys = std::ops::RangeInclusive<u16>;
 
     fn count(tables: &[(Keys, u64)]) -> usize {

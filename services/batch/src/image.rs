@@ -844,17 +844,17 @@ impl Image {
         merged: Result<MergedTables>,
     ) -> Result<()> {
         self.is_being_merged = false;
-        let merged_tables = merged?;
-        let (written, merged) = (merged_tables.tables.clone(), &compaction.tables);
-        let at = self.description.tables.windows(merged.len()).position(|tables| tables == merged);
+        let MergedTables { tables: written, _pins } = merged?;
+        let sources = &compaction.tables;
+        let at = self.description.tables.windows(sources.len()).position(|tables| tables == sources);
         let at = at.ok_or_else(|| damaged("the list of tables"))?;
-        let mut tables = self.tables.without_newest(at + merged.len());
+        let mut tables = self.tables.without_newest(at + sources.len());
         for table in written.iter().rev() {
             tables.add(open_table(&*self.files, &self.cache, table)?);
         }
         (0..at).rev().for_each(|newer| tables.add(self.tables.table(newer)));
         let mut description = self.description.clone();
-        description.tables.splice(at..at + merged.len(), written);
+        description.tables.splice(at..at + sources.len(), written);
         self.write_copy(&description, &[])?;
         self.store_description(description, Commit::new())?;
         self.tables = tables;

@@ -185,7 +185,7 @@ impl Limits {
     }
 
     /// Returns the use and the limit of the whole store, the limit for each user, and then the use
-    /// and the limit of each user who has a use or a limit of their own.
+    /// and the limit of each user with inodes or an individual limit.
     pub(crate) fn quotas(&self, usage: &UsageOfUsers) -> Vec<Quota> {
         let each = Quota { subject: QuotaSubject::EachUser, usage: Usage::default(), limit: self.each_user };
         let uids: BTreeSet<u32> =

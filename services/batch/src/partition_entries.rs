@@ -70,7 +70,7 @@ pub(crate) enum EndedAssignment {
     /// Its changes are in a table.
     Returned(ReturnedChanges),
     /// Its changes must be written.
-    UnwrittenChanges(UnwrittenChanges),
+    Unwritten(UnwrittenChanges),
 }
 
 /// The changes of an assignment that has ended, in the key-value store.
@@ -200,7 +200,7 @@ impl PartitionEntries {
                     None => self.opened(new)?,
                 };
                 let (store, files) = (self.store.clone(), self.files.clone());
-                Ok(EndedAssignment::UnwrittenChanges(UnwrittenChanges { assignment, store, files }))
+                Ok(EndedAssignment::Unwritten(UnwrittenChanges { assignment, store, files }))
             }
             None => {
                 if number > self.last_number()? {

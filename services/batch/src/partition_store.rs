@@ -70,7 +70,7 @@ impl PartitionStore {
         let _one = lock(&self.changing);
         let ended = match write_lock(&self.names).0.end(number)? {
             EndedAssignment::Returned(returned) => return Ok(returned),
-            EndedAssignment::UnwrittenChanges(ended) => ended,
+            EndedAssignment::Unwritten(ended) => ended,
         };
         let written = ended.write();
         let mut names = write_lock(&self.names);
