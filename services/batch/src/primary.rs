@@ -559,8 +559,8 @@ impl Primary {
     }
 
     /// Returns the use and the limit of the whole store, the limit for each user, and then the use
-    /// and the limit of each user with inodes or an individual limit, in the order of the users. The
-    /// use includes that of partitions.
+    /// and the limit of each user with inodes or an individual limit, in the order of the users.
+    /// The use includes that of partitions.
     ///
     /// # Errors
     /// The errors of partition servers and of files.
